@@ -76,10 +76,10 @@ def stages(device: str, work: Path, fa4: bool = False) -> list[Stage]:
 
     def compared(name: str, limit: float, *more: str) -> Stage:
         """Compare the demo's scores with a CPU's, in float32; a failed gate fails the stage."""
-        bundle = work / name.replace(" ", "-")
+        bundle = work / f"{name.replace(' ', '-')}.json"
         quick = ("--workload", "quick", "--device", device, "--dtype", "float32", *more)
         record = (*gpuscore, "parity", "record", "demo", *quick, "--output", bundle)
-        compare = (*gpuscore, "parity", "compare", GOLDEN / "torch-float32", bundle)
+        compare = (*gpuscore, "parity", "compare", GOLDEN / "torch-float32.json", bundle)
         return Stage(name, limit, lambda printed: {"printed": printed[-TAIL:]}, (record, compare))
 
     def tests(name: str, limit: float, *chosen: str) -> Stage:

@@ -38,22 +38,20 @@ server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
 processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
-processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config
+processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config.
   engine system processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.results offline.scorer
-measure: backends config config.flags config.options config.sources models measure offline
-  system.machine httpx tokenizers
+measure: backends config config.flags config.sources models measure offline system.machine httpx
 measure.agreement: measure.intervals measure.results measure.workload
 measure.arguments: config config.examples config.flags config.sources
-measure.gates: measure.agreement measure.noise measure.results measure.workload
-measure.noise: measure.agreement
-measure.oracle: backends.torch.devices measure.results measure.workload system.extras torch
-  transformers
-measure.pages:
-measure.results:
+measure.gates: measure.agreement measure.results
+measure.oracle: backends.torch.devices config measure.results measure.workload models.hub
+  system.extras torch transformers
+measure.results: measure.workload
+measure.workload: tokenizers
 commands.info: backends config. models processes prompts
-commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
+commands.doctor: gpuscore backends config config.sources server.http.headers server.http.address
   system.extras torch
 commands.bulk: config dialects system.extras
 commands.bulk.options: commands.bulk config.

@@ -62,8 +62,8 @@ PARITY = """
 import subprocess, sys
 from pathlib import Path
 gpuscore = Path(sys.executable).with_name("gpuscore")
-subprocess.run([gpuscore, "parity", "run", "demo", "--device", "cpu", "--backends",
-                "torch:float32", "--workload", "quick"], check=True)
+subprocess.run([gpuscore, "parity", "run", "demo", "--device", "cpu", "--dtype",
+                "float32", "--workload", "quick"], check=True)
 """
 TRACES = """
 from gpuscore.server.observe.tracing import read_tracer

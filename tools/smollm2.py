@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from gpuscore.measure.fingerprint import fingerprint
 
-BUNDLE = Path(__file__).parents[1] / "tests/fixtures/golden/smollm2-float32/bundle.json"
+BUNDLE = Path(__file__).parents[1] / "tests/fixtures/golden/smollm2-float32.json"
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -127,7 +127,7 @@ def write(source: Path, directory: Path) -> None:
     template = value("tokenizer.chat_template")
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     print("comparing with the model whose scores are recorded", flush=True)
-    if asdict(fingerprint(directory)) != json.loads(BUNDLE.read_text())["model"]:
+    if asdict(fingerprint(directory)) != json.loads(BUNDLE.read_text())["servers"][0]["digests"]:
         raise SystemExit(f"{source} makes another model than the one in {BUNDLE}")
 
 

@@ -74,7 +74,7 @@ def prepare(directory: Path, config: ModelConfig) -> Prepared:
         about += f", in {config.tensor_parallel} ranks"
     if plan.precision != "full":
         about += f", linear layers {described(plan.precision, plan.architecture.storage)}"
-    return Prepared(about, partial(create_backend, plan, lost=_end_process), plan.dtype_name)
+    return Prepared(about, partial(create_backend, plan, lost=_end_process))
 
 
 def _end_process(line: str) -> None:

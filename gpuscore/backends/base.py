@@ -54,4 +54,3 @@ class Prepared:
 
     about: str  # number format and device, for people
     load: Callable[[], Backend]  # may raise ConfigError
-    dtype: str | None = None  # that other engines of the server have to use; None = the settings'

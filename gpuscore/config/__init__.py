@@ -4,7 +4,7 @@ Each setting's default, help, type and range are written here alone; `options` r
 field without an option has one value in a server: only code can give it another.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpuscore.config.options import PREFIX, common, count, duration, option, size_in_bytes, tokens
 
@@ -24,9 +24,10 @@ class ModelConfig:
 
     model: str = common(
         "demo",
-        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore)",
+        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore); with "
+        "NAME= before it, requests use that name; serve takes several, separated by commas",
         metavar="MODEL",
-        positional=True,
+        repeated="--model",
     )
     revision: str | None = common(None, "branch, tag or commit of a hub model", unset="main")
     adapter: str | None = option(
@@ -43,14 +44,14 @@ class ModelConfig:
     )
     dtype: str = common(
         "auto",
-        "number format; checkpoint: its own, or float32 on a CPU that has no instructions for it "
-        "(with --backend jax, on any); auto: the same, but float32 on a CPU that is faster in it",
-        choices=("auto", "checkpoint", "bfloat16", "float16", "float32"),
+        "number format; auto: the checkpoint's own, or float32 on a CPU that has no instructions "
+        "for it (with --backend jax, on any)",
+        choices=("auto", "bfloat16", "float16", "float32"),
     )
     quantization: str = option(
         "auto",
         "linear layers of a quantised checkpoint; w8a16: weights are converted to --dtype at load; "
-        "auto: INT8 as it is, refused on CUDA; others as w8a16",
+        "auto: integers as they are, which CUDA refuses, and others as w8a16",
         choices=("auto", "w8a16"),
     )
     attention: str = option(
@@ -120,10 +121,6 @@ class ModelConfig:
         None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
     )
 
-    def unmeasured(self) -> "ModelConfig":
-        """Return settings for one number format in all engines: no engine measures."""
-        return replace(self, dtype="checkpoint") if self.dtype == "auto" else self
-
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -133,16 +130,6 @@ class ServerConfig:
         "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
     )
     port: int = common(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
-    served_model_name: str | None = common(
-        None, "name of the model in requests", unset="MODEL, or its folder's name"
-    )
-    models: str | None = common(
-        None,
-        "name and MODEL, or MODEL alone, of what is served; repeat it with names for several",
-        unset="MODEL",
-        metavar="[NAME=]MODEL",
-        repeated="--model",
-    )
     family: str = common(
         "auto",
         "prompt family that /rerank and /v1/classify use; auto: found by the model's directory or "
@@ -178,7 +165,6 @@ class ServerConfig:
         "largest request head, with chunk extensions and trailer fields; a larger one gets 431",
         minimum=256,
     )
-    max_headers: int = 100  # most header fields of a request; more get 431
     max_connections: int = 4096  # most open connections; more are closed
     max_inflight_per_key: int = count(1024, "most requests in flight of one API key; more get 429")
     max_answer_bytes: int = size_in_bytes(

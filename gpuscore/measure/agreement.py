@@ -1,38 +1,28 @@
-"""The agreement of two runs of one workload: in log p, in order, and in the mass of the labels."""
+"""The agreement of two that scored one workload: in log p, in order, and in the labels' mass."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscore.measure.intervals import Interval, mean
-from gpuscore.measure.results import Errors, Run, errors
-from gpuscore.measure.workload import Case, Workload, query_numbers
+from gpuscore.measure.results import Errors, Measured, errors
+from gpuscore.measure.workload import Case, query_numbers
 from gpuscore.types.batch import BoolArray, Float64Array
 
 RANKED = 10  # least number of items in a ranking
 
 
 @dataclass(frozen=True, slots=True)
-class RankedScores:
-    """The scores of a set of items by one label, in two runs."""
-
-    name: str
-    reference: Float64Array  # [n]
-    got: Float64Array  # [n]
-
-
-@dataclass(frozen=True, slots=True)
 class Agreement:
-    """The agreement of a run with another one that counts as right.
+    """The agreement of scores with others that count as right.
 
     Attributes:
-        reference, got: the runs.
+        reference, got: what scored.
         log_p: differences of log-probabilities.
         mean: of their sizes, with an interval by bootstrap over queries.
-        p: differences of probabilities and label masses.
-        rankings: of each case's items by each of its labels.
+        p: largest difference of a probability or label mass.
         tau: smallest Kendall's tau-b of the rankings; None: there is none.
         inversions: pairs with a clear gap whose order differs.
         clear_pairs: all pairs with a clear gap.
@@ -40,43 +30,48 @@ class Agreement:
             probabilities; None: it has no masses.
     """
 
-    reference: Run
-    got: Run
+    reference: Measured
+    got: Measured
     log_p: Errors
     mean: Interval
-    p: Errors
-    rankings: tuple[RankedScores, ...]
+    p: float
     tau: float | None
     inversions: int
     clear_pairs: int
     mass: float | None
 
 
-def agree(workload: Workload, reference: Run, got: Run, gap: float) -> Agreement:
-    """Compare two runs; the order of two scores over `gap` apart in `reference` is clear."""
-    ranked = rankings(workload, reference, got)
-    counts = [inversions(ranking.reference, ranking.got, gap) for ranking in ranked]
-    taus = [kendall_tau_b(ranking.reference, ranking.got) for ranking in ranked]
+def agree(reference: Measured, got: Measured, gap: float) -> Agreement:
+    """Compare scores of the workload of `got`.
+
+    The order of two items over `gap` apart in `reference` is clear.
+    """
+    pairs = list(rankings(reference, got))
+    counts = [inversions(right, other, gap) for right, other in pairs]
+    taus = [kendall_tau_b(right, other) for right, other in pairs]
     return Agreement(
         reference,
         got,
-        errors(log_p_differences(workload, reference, got)),
-        mean(_sizes_by_query(workload, reference, got)),
-        errors(_p_differences(workload, reference, got)),
-        ranked,
-        float(np.min(taus)) if taus else None,  # NaN if one is, which fails every gate
+        errors(log_p_differences(reference, got)),
+        mean(_sizes_by_query(reference, got)),
+        _largest_of_p(reference, got),
+        float(np.min(taus)) if taus else None,  # NaN if one is: equal scores order nothing
         sum(inverted for inverted, _ in counts),
         sum(clear for _, clear in counts),
-        mass_error(workload, got),
+        mass_error(got),
     )
 
 
-def log_p_differences(workload: Workload, reference: Run, got: Run) -> Float64Array:
+def _cases(scored: Measured) -> tuple[Case, ...]:
+    return () if scored.workload is None else scored.workload.cases
+
+
+def log_p_differences(reference: Measured, got: Measured) -> Float64Array:
     """Return the differences of all log-probabilities."""
-    return np.concatenate([_of_case(case, reference, got) for case in workload.cases])
+    return np.concatenate([_of_case(case, reference, got) for case in _cases(got)])
 
 
-def _of_case(case: Case, reference: Run, got: Run) -> Float64Array:
+def _of_case(case: Case, reference: Measured, got: Measured) -> Float64Array:
     difference = got.results[case.name].values - reference.results[case.name].values
     values: Float64Array = difference[_asked(case)]
     return values
@@ -88,30 +83,29 @@ def _asked(case: Case) -> BoolArray:
     return np.array([np.arange(width) < len(ids) for ids in case.label_ids])
 
 
-def _sizes_by_query(workload: Workload, reference: Run, got: Run) -> list[Float64Array]:
-    numbers, groups = query_numbers(workload), defaultdict(list)
-    for case in workload.cases:
+def _sizes_by_query(reference: Measured, got: Measured) -> list[Float64Array]:
+    numbers, groups = query_numbers(_cases(got)), defaultdict(list)
+    for case in _cases(got):
         groups[numbers[case.name]].append(np.abs(_of_case(case, reference, got)))
     return [np.concatenate(parts) for parts in groups.values()]
 
 
-def _p_differences(workload: Workload, reference: Run, got: Run) -> Float64Array:
-    """Return the differences of all probabilities and label masses."""
+def _largest_of_p(reference: Measured, got: Measured) -> float:
     parts = []
-    for case in workload.cases:
+    for case in _cases(got):
         right, other = reference.results[case.name], got.results[case.name]
         parts.append((np.exp(other.values) - np.exp(right.values))[_asked(case)])
         if right.mass is not None and other.mass is not None:
             parts.append(other.mass - right.mass)
-    return np.concatenate(parts)
+    return errors(np.concatenate(parts)).maximum
 
 
-def mass_error(workload: Workload, run: Run) -> float | None:
+def mass_error(scored: Measured) -> float | None:
     """Return by how much a label mass differs at most from the sum of its labels' probabilities;
     None without masses."""
     parts = []
-    for case in workload.cases:
-        result = run.results[case.name]
+    for case in _cases(scored):
+        result = scored.results[case.name]
         if result.mass is not None:
             sums = [
                 np.exp(row[np.unique(ids, return_index=True)[1]]).sum()
@@ -121,24 +115,20 @@ def mass_error(workload: Workload, run: Run) -> float | None:
     return errors(np.concatenate(parts)).maximum if parts else None
 
 
-def rankings(workload: Workload, reference: Run, got: Run) -> tuple[RankedScores, ...]:
-    """Return a ranking of each case's items by each of its labels.
+def rankings(reference: Measured, got: Measured) -> Iterator[tuple[Float64Array, Float64Array]]:
+    """Yield both scores of each case's items by each of its labels.
 
     Items with the same prompt are taken once.
     """
-    made = []
-    for case in workload.cases:
+    for case in _cases(got):
         first = {tuple(ids): row for row, ids in reversed(list(enumerate(case.prompt_ids())))}
         rows = sorted(first.values())
         if case.same_labels and len(rows) >= RANKED:
-            right, other = (run.results[case.name].values[rows] for run in (reference, got))
-            for label in range(right.shape[1]):
-                name = f"{case.name!r} by label {label}"
-                made.append(RankedScores(name, right[:, label], other[:, label]))
-    return tuple(made)
+            right, other = (one.results[case.name].values[rows].T for one in (reference, got))
+            yield from zip(right, other, strict=True)
 
 
-def kendall_tau_b(a: Sequence[float] | Float64Array, b: Sequence[float] | Float64Array) -> float:
+def kendall_tau_b(a: Float64Array, b: Float64Array) -> float:
     """Return the rank correlation of two arrays [n] (Kendall 1945); NaN if one is constant.
 
     (concordant - discordant) / sqrt(pairs not tied in a * pairs not tied in b), over all pairs.

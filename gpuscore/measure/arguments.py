@@ -2,6 +2,7 @@
 runs."""
 
 import argparse
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -16,27 +17,25 @@ APIS = ("score", "generative", "completions")
 SIZES = ("text", "quick", "standard", "full", "bench")
 
 
-def _positive(text: str) -> float:
-    return _in_range(text, float("inf"), "a number over 0")
+def _number(most: float, what: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 < value <= most or value == float("inf"):
+            raise argparse.ArgumentTypeError(f"must be {what}, got {text}")
+        return value
+
+    return read
 
 
-def _share(text: str) -> float:
-    return _in_range(text, 1.0, "over 0 and at most 1")
+_positive = _number(float("inf"), "a number over 0")
 
 
 def _rate(text: str) -> str:
     _positive(text.removesuffix("%"))
     return text
-
-
-def _in_range(text: str, most: float, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= most or value == float("inf"):
-        raise argparse.ArgumentTypeError(f"must be {what}, got {text}")
-    return value
 
 
 # Name, name of the value, help, and argparse's other words.
@@ -87,7 +86,7 @@ _SCENARIOS: tuple[Flag, ...] = (
     (
         *("--scale", "SHARE"),
         "share of the requests that are sent, for a slower machine; none is shorter (default: 1)",
-        {"type": _share, "default": 1.0},
+        {"type": _number(1.0, "over 0 and at most 1"), "default": 1.0},
     ),
     (
         *("--rate", "N"),
@@ -114,14 +113,6 @@ _SCENARIOS: tuple[Flag, ...] = (
     ("--output", "FILE", "write a bundle, to compare anywhere", {"dest": "bench_output"}),
     _REPORT,
 )
-_BACKENDS: Flag = (
-    *("--backends", "LIST"),
-    "comma-separated framework:dtype[:attention][@device], such as "
-    "torch:bfloat16:triton,jax:bfloat16@tpu; w8a16 in the place of the dtype is the "
-    "--quantization; replaces --backend, --dtype, --attention and --quantization; without @device "
-    "a backend gets --device, as transformers does",
-    {"required": True},
-)
 _ORACLE: Flag = (
     *("--oracle", None),
     "score with transformers in --dtype, for `compare --reference`",
@@ -145,11 +136,6 @@ _COMPARE: tuple[Flag, ...] = (
         {"nargs": "+", "default": []},
     ),
     (
-        *("--other-models", None),
-        "compare the times of different models",
-        {"action": "store_true"},
-    ),
-    (
         *("--price", "NAME=1.20/h"),
         "what a server costs in an hour; NAME as in the table; may be repeated",
         _MANY,
@@ -170,20 +156,18 @@ def add_measure(commands: Any) -> None:
     _add_scoring(
         below,
         "run",
-        "[MODEL] --backends LIST [OPTIONS]",
-        "compare backends with transformers in float32, on a fixed workload",
-        (_BACKENDS, *_WORKLOAD, _REPORT),
+        "[MODEL] [OPTIONS]",
+        "compare a backend with transformers in float32, on a fixed workload",
+        (*_WORKLOAD, _REPORT),
     )
     record = _add_scoring(
         below,
         "record",
-        "[MODEL] -o DIRECTORY [OPTIONS]",
+        "[MODEL] -o FILE [OPTIONS]",
         "score the workload and write a bundle, to compare on any machine",
         (_ORACLE, *_WORKLOAD),
     )
-    record.add_argument(
-        "-o", "--output", required=True, metavar="DIRECTORY", help="the bundle; must not exist yet"
-    )
+    record.add_argument("-o", "--output", required=True, metavar="FILE", help="the bundle")
     _add_compare(below, "parity compare")
     bench = _add(
         commands,
@@ -210,7 +194,9 @@ def _add_scoring(
 def _add_compare(commands: Any, name: str) -> None:
     help = "compare bundles of either kind: speed, cost and scores"
     compare = _add(commands, name, "A [B ...] [OPTIONS]", help)
-    compare.add_argument("bundles", nargs="+", metavar="A", help="bundles, named by their files")
+    compare.add_argument(
+        "bundles", nargs="+", metavar="A", help="bundles, named by their paths without the ending"
+    )
     _add_flags(compare, _COMPARE)
 
 

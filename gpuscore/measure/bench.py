@@ -4,8 +4,8 @@ import argparse
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from typing import Any
 from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
-from gpuscore.measure.bundle import Bundle, Measured, write_file
+from gpuscore.measure.bundle import Bundle, write_bundle
 from gpuscore.measure.compare import judged
 from gpuscore.measure.rates import tables
-from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, Findings, facts_of, now
+from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, conclude, facts_of, now
 from gpuscore.measure.runner import BenchRun
-from gpuscore.measure.scenarios import SCENARIOS, TEXT, Scenario, text_scenario
+from gpuscore.measure.scenarios import SCENARIOS, Scenario, text_scenario
 from gpuscore.measure.targets import HttpTarget, meet, started
+from gpuscore.measure.workload import SENTENCES, TEXT
 from gpuscore.system.machine import local_machine, versions
 
 EXIT_INTERRUPTED = 130
@@ -39,45 +40,38 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
     }
     with ExitStack() as stack:
         targets = _targets(values, stack)
-        for about in (target.about for target in targets):
-            told = about.facts.get("model_dtype", "unknown")
-            print(f"{about.name}: {about.api}, model {about.model}, {told}", flush=True)
+        for server in (target.server for target in targets):
+            told = server.facts.get("model_dtype", "unknown")
+            print(f"{server.name}: {server.api}, model {server.model}, {told}", flush=True)
         runner = BenchRun(targets, scenarios, values, partial(print, flush=True))
+        # The command's own handler would end the process.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            with _interruptible():
-                runner.run()
+            runner.run()
         except KeyboardInterrupt:  # what was measured is kept
             facts["interrupted"] = True
-    servers, rows = [_scored(runner, target) for target in targets], runner.rows()
+    servers, rows = tuple(target.server for target in targets), runner.rows()
     print()
-    found, verdicts = judged(servers)
-    said = {"Run": facts, **{server.about.name: facts_of(server) for server in servers}}
-    report = Findings("gpuscore bench", tables(rows, {}), found, verdicts, said)
-    report.conclude(values.report)
+    said = {"Run": facts, **{server.name: facts_of(server) for server in servers}}
+    conclude(values.report, "gpuscore bench", tables(rows, {}), judged(servers), said)
     if values.bench_output is not None:
-        write_file(Path(values.bench_output), Bundle(facts, tuple(servers), tuple(rows)))
+        write_bundle(Path(values.bench_output), Bundle(facts, servers, tuple(rows)))
         print(f"wrote {values.bench_output}")
     if "interrupted" in facts:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if any(row.error is not None for row in rows) else EXIT_OK
 
 
-def _scored(runner: BenchRun, target: HttpTarget) -> Measured:
-    """Return a server as a bundle has it; a sample with wrong scores is kept, to be compared."""
-    sampled = runner.samples.get(target.about.name)
-    return Measured(target.about) if sampled is None else sampled.scored
-
-
 def _scenarios(values: argparse.Namespace) -> list[Scenario]:
     names = values.scenario.split(",") if values.scenario else []
-    if unknown := [name for name in names if name not in (*SCENARIOS, TEXT)]:
-        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join((*SCENARIOS, TEXT))}")
-    scenarios = [SCENARIOS[name] for name in names if name != TEXT]
-    if values.bench_input is not None:
-        scenarios.append(text_scenario(Path(values.bench_input)))
-    elif TEXT in names:
-        scenarios.append(text_scenario())
-    return scenarios or list(SCENARIOS.values())
+    names += [TEXT] if values.bench_input is not None and TEXT not in names else []
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join(SCENARIOS)}")
+    path = Path(values.bench_input or SENTENCES)
+    return [
+        text_scenario(path) if name == TEXT else SCENARIOS[name]
+        for name in names or [name for name in SCENARIOS if name != TEXT]
+    ]
 
 
 def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:
@@ -95,7 +89,7 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:
         name = " ".join([model.rstrip("/").rpartition("/")[2], *options.split()])
         url = stack.enter_context(started(model, options, values.patience))
         targets.append(meet(name, url, None, values))
-    names = [target.about.name for target in targets]
+    names = [target.server.name for target in targets]
     if len(set(names)) < len(names):
         raise UsageError(f"{names[-1]} is named twice")
     return targets
@@ -109,13 +103,3 @@ def _key(paths: Sequence[str], number: int) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--key-file {paths[number]}: {error}") from error
     return lines[0].strip() or None
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let ^C raise KeyboardInterrupt, where the command's own handler would end the process."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

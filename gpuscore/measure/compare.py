@@ -2,79 +2,75 @@
 side by side, by their times and by their scores."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.agreement import Agreement
-from gpuscore.measure.bundle import Bundle, Measured, read_bundle, report_bundles
-from gpuscore.measure.gates import Verdict, judge, judge_pair, packing, skipped
+from gpuscore.measure.bundle import Bundle, read_bundle
+from gpuscore.measure.figures import report_rows
+from gpuscore.measure.gates import Verdict, judge, packing, skipped
 from gpuscore.measure.rates import tables
-from gpuscore.measure.report import Findings, facts_of
-from gpuscore.measure.results import Run
-from gpuscore.measure.sample import in_common, model_of
-
-Judged = tuple[list[Agreement], list[Verdict]]
+from gpuscore.measure.report import conclude, facts_of
+from gpuscore.measure.results import Measured
+from gpuscore.measure.sample import difference
 
 
 def compare(values: argparse.Namespace, settings: Settings) -> int:
     """Run the command; return 1 if scores differ by more than the gates allow."""
     bundles = _named([*values.bundles, *values.reference])
     count = len(values.bundles)
-    servers, references = _servers(bundles[:count]), _servers(bundles[count:])
-    models = _models([*servers, *references])
-    if models and not values.other_models:
-        raise UsageError(
-            f"the bundles are of different models, {models}; --other-models compares their times"
-        )
+    servers, references = (
+        [server for bundle in some for server in bundle.servers]
+        for some in (bundles[:count], bundles[count:])
+    )
+    _check_digests([*servers, *references])
     rows = [row for bundle in bundles[:count] for row in bundle.rows]
     if not rows and len(servers) < (1 if references else 2):
         raise ConfigError(
             "one bundle has nothing to be compared with: name a second one, or --reference"
         )
     known = {(row.scenario, row.way) for row in rows}
-    reported = chain.from_iterable(report.rows for report in report_bundles())
-    rows += [row for row in reported if (row.scenario, row.way) in known]
-    times = tables(rows, _prices(values.price, {server.about.name for server in servers}))
-    if models:
-        print(f"different models, {models}: times alone can be compared")
+    rows += [row for row in report_rows() if (row.scenario, row.way) in known]
+    times = tables(rows, _prices(values.price, {server.name for server in servers}))
     found, verdicts = judged(servers, references)
     if not times and any(verdict.gate == "scores" for verdict in verdicts):
         raise ConfigError("; ".join(v.detail for v in verdicts if v.gate == "scores"))
-    facts = {server.about.name: facts_of(server) for server in [*servers, *references]}
+    facts = {server.name: facts_of(server) for server in [*servers, *references]}
     title = f"{' and '.join(values.bundles)} compared"
-    return Findings(title, times, found, verdicts, facts).conclude(values.report)
+    return conclude(values.report, title, times, (found, verdicts), facts)
 
 
-def judged(servers: Sequence[Measured], references: Sequence[Measured] = ()) -> Judged:
+def judged(
+    servers: Sequence[Measured], references: Sequence[Measured] = ()
+) -> tuple[list[Agreement], list[Verdict]]:
     """Judge every pair of servers; with references each server by them.
 
     The reference in float32, or else the only one, counts as right. Another one in a server's
     half-precision format is transformers' own error in that format, by which it is judged.
     """
     found: list[Agreement] = []
-    runs = [server.run for server in servers if server.run is not None]
-    verdicts = [packing(run) for run in runs if run.alone is not None]
+    verdicts = [packing(server) for server in servers if references or server.alone is not None]
     if not references:
         for first, second in combinations(servers, 2):
             _add(found, verdicts, first, second)
         return found, verdicts
-    dtypes = [_format(reference) for reference in references]
-    if len(set(dtypes)) < len(dtypes) or (len(dtypes) > 1 and "float32" not in dtypes):
+    formats = [reference.format for reference in references]
+    if len(set(formats)) < len(formats) or (len(formats) > 1 and "float32" not in formats):
         raise ConfigError(
             "--reference takes one bundle in float32 and at most one for each other dtype, "
-            f"without quantization; these are in {', '.join(dtypes)}"
+            f"without quantization; these are in {', '.join(formats)}"
         )
-    by_dtype = dict(zip(dtypes, references, strict=True))
-    exact = by_dtype.pop("float32", references[0])
-    for rounded in by_dtype.values():  # for the table only, without verdicts
+    by_format = dict(zip(formats, references, strict=True))
+    exact = by_format.pop("float32", references[0])
+    for rounded in by_format.values():  # for the table only, without verdicts
         if rounded is not exact:
             _add(found, [], exact, rounded)
     for server in servers:
-        _add(found, verdicts, exact, server, by_dtype.get(_format(server)))
+        _add(found, verdicts, exact, server, by_format.get(server.format))
     return found, verdicts
 
 
@@ -86,54 +82,30 @@ def _add(
     rounded: Measured | None = None,
 ) -> None:
     """Add the agreement of two servers and the verdicts on it, or why there is none."""
-    both = in_common(first, second)
-    if isinstance(both, str):
-        subject = f"{second.about.name} against {first.about.name}"
-        verdicts.append(skipped(subject, "scores", both))
+    if (why := difference(first, second)) is not None:
+        verdicts.append(skipped(f"{second.name} against {first.name}", "scores", why))
         return
-    theirs = None if rounded is None else in_common(rounded, second)
-    if isinstance(theirs, tuple):
-        one, more = judge(*both[:2], theirs[1], both[2])
-    else:
-        one, more = judge_pair(*both)
+    if rounded is not None and difference(rounded, second) is not None:
+        rounded = None
+    one, more = judge(first, second, rounded)
     found.append(one)
     verdicts += more
 
 
-def _format(server: Measured) -> str:
-    """Return a dtype, or the format of linear layers in eight bits."""
-    run: Run | None = server.run
-    if run is None:
-        return server.about.dtype
-    return run.precision if run.in_eight_bits else run.dtype
-
-
-def _servers(bundles: Iterable[Bundle]) -> list[Measured]:
-    return list(chain.from_iterable(bundle.servers for bundle in bundles))
-
-
-def _models(servers: Sequence[Measured]) -> str:
-    """Return the names of the models if there are different ones; else an empty text.
-
-    Raises:
-        ConfigError: models of one name have other weights, another config or tokenizer.
-    """
-    known = [server for server in servers if server.model is not None]
-    for first, second in combinations(known, 2):
-        for part in ("weights", "config", "tokenizer"):
-            digests = [str(getattr(server.model, part))[:16] for server in (first, second)]
-            if digests[0] != digests[1]:
-                raise ConfigError(
-                    f"the bundles are of different models: the SHA-256 of their {part} is "
-                    f"{digests[0]} and {digests[1]}"
-                )
-    names = {model_of(server.about) for server in servers}
-    return " and ".join(sorted(names)) if len(names) > 1 and len(known) < len(servers) else ""
+def _check_digests(servers: Sequence[Measured]) -> None:
+    """Raise ConfigError if models have other weights, another config or tokenizer."""
+    known = [server.digests for server in servers if server.digests is not None]
+    for part in ("weights", "config", "tokenizer"):
+        digests = sorted({str(getattr(digest, part))[:16] for digest in known})
+        if len(digests) > 1:
+            raise ConfigError(
+                f"the bundles are of different models: the SHA-256 of their {part} is "
+                f"{' and '.join(digests)}"
+            )
 
 
 def _named(places: Sequence[str]) -> list[Bundle]:
-    """Read bundles; name each by its file without the ending, and by the whole path where that is
-    not enough.
+    """Read bundles; name each by its path without the ending.
 
     Raises:
         UsageError: one is given twice.
@@ -143,25 +115,16 @@ def _named(places: Sequence[str]) -> list[Bundle]:
     for path, found in zip(paths, whole, strict=True):
         if whole.count(found) > 1:
             raise UsageError(f"{path} is given twice")
-    stems = [path.stem for path in whole]
-    once = [stems.count(stem) == 1 for stem in stems]
-    names = [p.stem if own else str(p.with_suffix("")) for p, own in zip(paths, once, strict=True)]
-    return [_renamed(read_bundle(path), name) for path, name in zip(paths, names, strict=True)]
+    return [_renamed(read_bundle(path), str(path.with_suffix(""))) for path in paths]
 
 
 def _renamed(bundle: Bundle, name: str) -> Bundle:
     """Put the bundle's name before the servers' names, which may be the same in several bundles."""
-
-    def new(old: str) -> str:
-        return name if len(bundle.servers) == 1 else f"{name}: {old}"
-
-    servers = []
-    for server in bundle.servers:
-        about = replace(server.about, name=new(server.about.name))
-        run = server.run and replace(server.run, name=about.name)
-        servers.append(replace(server, about=about, run=run))
-    rows = [replace(row, server=new(row.server)) for row in bundle.rows]
-    return Bundle(bundle.facts, tuple(servers), tuple(rows))
+    few = len(bundle.servers) == 1
+    names = {s.name: name if few else f"{name}: {s.name}" for s in bundle.servers}
+    servers = tuple(replace(server, name=names[server.name]) for server in bundle.servers)
+    rows = tuple(replace(row, server=names[row.server]) for row in bundle.rows)
+    return Bundle(bundle.facts, servers, rows)
 
 
 def _prices(texts: Sequence[str], names: set[str]) -> dict[str, float]:

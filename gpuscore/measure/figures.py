@@ -1,8 +1,10 @@
 """Figures of measurements: rates, times and latencies, each with its interval over the repeats."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -11,8 +13,6 @@ from gpuscore.measure.load import LOST, Record
 from gpuscore.types.batch import Float64Array
 
 REFUSED = 429
-# Of sending, at the 99th percentile: the client's fault where it is as much of the median latency.
-LATE_MS, LATE_SHARE = 5.0, 0.1
 BUSY = 0.85  # share of a core that the client's one thread took: the client was the limit
 PERCENTILES = (50, 90, 99)
 
@@ -58,12 +58,6 @@ class Shot:
         """Items per second."""
         return self.items / self.seconds
 
-    @property
-    def by_the_client(self) -> bool:
-        """True if late sends, and not the server, made much of the latencies."""
-        usual = float(np.median(self.latencies)) if self.latencies.size else 0.0
-        return self.late > max(LATE_MS, LATE_SHARE * usual)
-
     def extrapolated(self, first: int, total: int) -> "Shot":
         """Extrapolate a measurement of some items of a query, sent one request after the other, to
         all its items. The first request, which computes the query, counts once.
@@ -92,18 +86,14 @@ class Row:
 
     Attributes:
         scenario, way, shape, server: their names.
-        requests: sent in one measurement, and `of` how many the scenario has.
-        rounds: measurements.
-        rates: items per second of each.
+        rates: items per second of each measurement.
         requests_per_second: median of the measurements.
-        improvement: ratio of rates to the rates of the scenario's base, measured in turn.
-        base: the way that `improvement` is relative to.
         latencies: of all measurements, in milliseconds.
         refused: requests that got 429.
         notes: for people.
         error: why there are no figures.
-        asked: arrivals per second; None: requests were kept in flight.
-        late: 99th percentile of the time by which arrivals were sent late, in milliseconds.
+        late: 99th percentile of the time by which arrivals were sent late, in milliseconds; NaN:
+            requests were kept in flight.
         published: in place of latencies the average of a report, perhaps with PERCENTILES.
     """
 
@@ -111,18 +101,12 @@ class Row:
     way: str
     shape: str
     server: str
-    requests: int = 0
-    of: int = 0
-    rounds: int = 0
     rates: tuple[float, ...] = ()
     requests_per_second: float = math.nan
-    improvement: Interval | None = None
-    base: str | None = None
     latencies: tuple[float, ...] = ()
     refused: int = 0
     notes: tuple[str, ...] = ()
     error: str | None = None
-    asked: float | None = None
     late: float = math.nan
     published: tuple[float, ...] = ()
 
@@ -145,29 +129,35 @@ class Row:
         return told.get(percent, math.nan)
 
 
-def measured(
-    row: Row, shots: Sequence[Shot], base: Sequence[Shot] = (), base_name: str | None = None
-) -> Row:
-    """Return `row` with the figures of its measurements, and with the improvement over `base`,
-    which was measured in turn."""
-    if base:
-        both = zip(shots, base, strict=False)
-        ratios = np.array([shot.rate / other.rate for shot, other in both])
-        row = replace(row, improvement=median(ratios), base=base_name)
+def measured(row: Row, shots: Sequence[Shot], arrive: bool = False) -> Row:
+    """Return `row` with the figures of its measurements; requests were kept in flight, or they
+    arrived."""
     notes = list(row.notes)
-    late = max((shot.late for shot in shots if shot.by_the_client), default=None)
-    if row.asked is not None and late is not None:
-        notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
     if (busy := max(shot.busy for shot in shots)) > BUSY:
         notes.append(f"the client took {busy:.0%} of a core and may be the limit")
-    requests = np.array([shot.requests / shot.seconds for shot in shots])
     return replace(
         row,
-        rounds=len(shots),
         rates=tuple(shot.rate for shot in shots),
-        requests_per_second=median(requests).value,
+        requests_per_second=float(np.median([shot.requests / shot.seconds for shot in shots])),
         latencies=tuple(np.concatenate([shot.latencies for shot in shots]).round(3).tolist()),
         refused=sum(shot.refused for shot in shots),
         notes=tuple(notes),
-        late=math.nan if row.asked is None else max(shot.late for shot in shots),
+        late=max(shot.late for shot in shots) if arrive else math.nan,
     )
+
+
+def report_rows() -> list[Row]:
+    """Return the figures of the reports that the project started from."""
+    reports = json.loads(Path(__file__).with_name("reports.json").read_text(encoding="utf-8"))
+    return [
+        Row(
+            *(scenario, way, shape, server["name"]),
+            rates=() if rate is None or scenario == "concurrency" else (rate,),
+            requests_per_second=rate if scenario == "concurrency" else math.nan,
+            published=tuple(latencies),
+            notes=(report["source"],),
+        )
+        for report in reports
+        for server in report["servers"]
+        for scenario, way, shape, rate, latencies in server["rows"]
+    ]

@@ -7,8 +7,9 @@ resamples. With a few groups it is too narrow; under `FEWEST` there is none.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,6 @@ class Interval:
     low: float = math.nan
     high: float = math.nan
 
-    @classmethod
-    def of(cls, value: float, resampled: Float64Array) -> "Interval":
-        """Return a value with the percentiles of its resamples."""
-        tail = 100 * (1 - LEVEL) / 2
-        low, high = np.percentile(resampled, (tail, 100 - tail))
-        return cls(float(value), float(low), float(high))
-
     def __format__(self, spec: str) -> str:
         """Return the value, and the interval if there is one, with a format of numbers."""
         if math.isnan(self.value):
@@ -43,40 +37,33 @@ class Interval:
 
 def mean(groups: Sequence[Float64Array]) -> Interval:
     """Return the mean of all values; values of a group err together."""
-    sums = np.array([group.sum() for group in groups])
-    counts = np.array([group.size for group in groups])
-    if not counts.sum():
-        return Interval(math.nan)
-    value = float(sums.sum() / counts.sum())
-    if np.count_nonzero(counts) < FEWEST or not np.isfinite(sums).all():
-        return Interval(value)
-    # The same draws for all measures and in every run.
-    weights = np.random.RandomState(0).multinomial(
-        len(groups), [1 / len(groups)] * len(groups), RESAMPLES
-    )
-    drawn = weights @ counts
-    return Interval.of(value, (weights @ sums)[drawn > 0] / drawn[drawn > 0])
+    sums = np.array([(group.sum(), group.size) for group in groups if group.size])
+    return _bootstrap(lambda drawn: drawn[..., 0].sum(-1) / drawn[..., 1].sum(-1), sums)
 
 
 def median(values: Float64Array) -> Interval:
     """Return the median of repeats."""
-    if not len(values):
-        return Interval(math.nan)
-    value = float(np.median(values))
-    if len(values) < FEWEST:
-        return Interval(value)
-    return Interval.of(value, _medians(values, np.random.default_rng(0)))
+    return _bootstrap(lambda drawn: np.median(drawn, axis=-1), values)
 
 
 def ratio(values: Float64Array, others: Float64Array) -> Interval:
     """Return the ratio of two medians of repeats, which were not measured in pairs."""
-    value = float(np.median(values) / np.median(others))
-    if min(len(values), len(others)) < FEWEST:
+    return _bootstrap(lambda a, b: np.median(a, axis=-1) / np.median(b, axis=-1), values, others)
+
+
+def _bootstrap(measure: Callable[..., Any], *samples: Float64Array) -> Interval:
+    """Return a measure of samples, whose first axis is drawn from, with its interval.
+
+    Args:
+        measure: takes the samples, perhaps with an axis of resamples before that axis.
+        samples: groups or repeats.
+    """
+    fewest = min(map(len, samples))
+    value = float(measure(*samples)) if fewest else math.nan
+    if fewest < FEWEST or not math.isfinite(value):
         return Interval(value)
-    rng = np.random.default_rng(0)
-    return Interval.of(value, _medians(values, rng) / _medians(others, rng))
-
-
-def _medians(values: Float64Array, rng: np.random.Generator) -> Float64Array:
-    drawn: Float64Array = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
-    return drawn
+    rng = np.random.default_rng(0)  # the same draws in every run
+    drawn = [sample[rng.integers(0, len(sample), (RESAMPLES, len(sample)))] for sample in samples]
+    tail = 100 * (1 - LEVEL) / 2
+    low, high = np.percentile(measure(*drawn), (tail, 100 - tail))
+    return Interval(value, float(low), float(high))

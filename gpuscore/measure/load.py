@@ -11,14 +11,12 @@ import gc
 import ssl
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import h11  # httpx brings it
+import httpx
 import numpy as np
 
-from gpuscore.errors import UsageError
 from gpuscore.types.batch import Float64Array, Int64Array
 
 STALE = 2.0  # idle seconds after which a connection is not used again; servers close it after 5
@@ -26,38 +24,9 @@ LOST = 0  # status of a request without an answer
 MOST_CONNECTIONS = 4000
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A place for requests: a host, a path before the API's path, and a key or None."""
-
-    host: str
-    port: int
-    tls: bool
-    path: str
-    key: str | None
-
-    @classmethod
-    def read(cls, url: str, key: str | None = None) -> "Address":
-        """Read a URL; raise UsageError unless it is one of http or https that names a host."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise UsageError(f"--url {url}: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--url {url}: must begin with http:// or https:// and name a host")
-        tls = parts.scheme == "https"
-        return cls(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"), key)
-
-    def head(self, path: str, size: int) -> h11.Request:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        headers = [
-            ("Host", f"{host}:{self.port}"),
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(size)),
-        ]
-        headers += [("Authorization", f"Bearer {self.key}")] if self.key else []
-        return h11.Request(method="POST", target=self.path + path, headers=headers)
+def authorized(key: str | None) -> dict[str, str]:
+    """Return the headers that carry a key."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 class Record:
@@ -128,18 +97,22 @@ class LoadGenerator:
     """Sends requests and records their ends.
 
     Args:
-        address: of the server.
-        path: of the API.
+        url: of the API.
+        key: of the server, or None.
         bodies: of the requests.
         patience: seconds without any answer after which all requests in flight count as lost.
     """
 
     def __init__(
-        self, address: Address, path: str, bodies: Sequence[bytes], patience: float
+        self, url: httpx.URL, key: str | None, bodies: Sequence[bytes], patience: float
     ) -> None:
-        self._address, self._path, self._bodies = address, path, bodies
-        self._patience = patience
-        self._tls = ssl.create_default_context() if address.tls else None
+        self._url, self._bodies, self._patience = url, bodies, patience
+        headers = authorized(key) | {"Content-Type": "application/json"}
+        self._heads = [
+            h11.Request(method="POST", target=url.raw_path, headers=request.headers.raw)
+            for request in (httpx.Request("POST", url, headers=headers, content=b) for b in bodies)
+        ]
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self.record = Record(len(bodies))
         self._idle: list[Connection] = []  # the last one used is taken first
         self._open: set[Connection] = set()
@@ -217,8 +190,8 @@ class LoadGenerator:
         try:
             connection = self._unused() or await self._connect()
             record.sent[number] = self._now()
-            head = self._address.head(self._path, len(body))
-            record.status[number], record.bodies[number] = await connection.ask(head, body)
+            answer = await connection.ask(self._heads[number], body)
+            record.status[number], record.bodies[number] = answer
             record.done[number] = connection.idle_since = self._now()
             self._be_patient()
         except OSError as error:
@@ -245,9 +218,9 @@ class LoadGenerator:
         return None
 
     async def _connect(self) -> Connection:
-        connection = Connection(
-            *await asyncio.open_connection(self._address.host, self._address.port, ssl=self._tls)
-        )
+        port = self._url.port or (80 if self._tls is None else 443)
+        streams = await asyncio.open_connection(self._url.host, port, ssl=self._tls)
+        connection = Connection(*streams)
         connection.idle_since = self._now()
         self._open.add(connection)
         return connection

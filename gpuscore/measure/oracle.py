@@ -3,7 +3,6 @@
 import gc
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import numpy as np
 import torch
 
 from gpuscore.backends.torch.devices import choose_device
+from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.measure.results import CaseResult, Run
+from gpuscore.measure.results import CaseResult, Measured
 from gpuscore.measure.workload import Case, Ids, Workload
+from gpuscore.models.hub import model_name
 from gpuscore.system.extras import install
 from gpuscore.types.batch import Float64Array
 
@@ -22,33 +23,28 @@ ATTENTION_SCORES = 2**24
 MOST_PROMPTS = 64
 
 
-def oracle_device(name: str) -> str:
-    """Return the device for a --device, as a backend chooses it; beside a TPU it is the CPU.
+def run_oracle(directory: Path, config: ModelConfig, dtype: str, workload: Workload) -> Measured:
+    """Score every case with --device and --threads, beside a TPU on the CPU; then free the memory
+    for the backend.
 
     Raises:
         ConfigError: the device cannot be used.
     """
-    return "cpu" if name == "tpu" else choose_device(name).type
-
-
-def run_oracle(
-    directory: Path, workload: Workload, dtype: str, device: str, threads: int | None = None
-) -> Run:
-    """Score every case with --threads, then free the memory for the backends."""
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = "cpu" if config.device == "tpu" else choose_device(config.device).type
     oracle = Oracle(directory, dtype, device)
     results = {case.name: oracle.score(case) for case in workload.cases}
     del oracle
-    free_memory()
-    return Run(f"transformers:{dtype}", dtype, results)
-
-
-def free_memory() -> None:
-    """Return unused memory to the device, because backends plan with its free memory."""
     gc.collect()
-    if torch.cuda.is_available():
+    if torch.cuda.is_available():  # backends plan with its free memory
         torch.cuda.empty_cache()
+    return Measured(
+        *(f"transformers:{dtype}", model_name(config.model), dtype),
+        facts={"device": device},
+        workload=workload,
+        results=results,
+    )
 
 
 class Oracle:
@@ -68,7 +64,7 @@ class Oracle:
         lse = np.empty(len(prompts))
         for rows in _together(prompts):
             tokens = torch.tensor([prompts[row] for row in rows], device=self._device)
-            with torch.inference_mode(), _full_float32():
+            with torch.inference_mode():  # PyTorch's default: no TF32 in products
                 out = self._model(tokens, use_cache=False, logits_to_keep=1).logits
             for row, values in zip(rows, out[:, -1].double().cpu(), strict=True):
                 logits[row] = values[case.label_ids[row]].numpy()
@@ -122,14 +118,3 @@ def _together(prompts: list[Ids]) -> Iterator[list[int]]:
         count = min(MOST_PROMPTS, max(1, ATTENTION_SCORES // length**2))
         for start in range(0, len(rows), count):
             yield rows[start : start + count]
-
-
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """Switch TF32 off, whatever the process has set."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

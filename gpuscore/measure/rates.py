@@ -1,17 +1,17 @@
 """Tables of times: a scenario's ways and servers, with rates, latencies, ratios and cost."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from gpuscore.measure.figures import PERCENTILES, Row
-from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, ratio
-from gpuscore.measure.pages import ResultTable
+from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, median, ratio
+from gpuscore.measure.report import ResultTable, filled
 from gpuscore.measure.scenarios import SCENARIOS
+from gpuscore.measure.workload import TEXT
 
-DIVIDED = ("sequential", "single")
 UNIT = 500  # items, whose time is shown, as in the reports
 ABOUT = (
     f"(medians; in brackets {LEVEL:.0%} intervals by bootstrap over at least {FEWEST} repeats; "
@@ -28,8 +28,7 @@ def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[ResultTable
         rows: of one or several bundles.
         prices: per hour, by the server's name.
     """
-    servers = list(dict.fromkeys(row.server for row in rows))
-    first = servers[0] if len(servers) > 1 else None
+    first = rows[0].server if rows else ""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.scenario, row.shape), []).append(row)
@@ -40,38 +39,26 @@ def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[ResultTable
 
 
 def _table(
-    key: tuple[str, str], rows: list[Row], prices: Mapping[str, float], first: str | None
+    key: tuple[str, str], rows: list[Row], prices: Mapping[str, float], first: str
 ) -> ResultTable:
     scenario, shape = key
-    known = SCENARIOS.get(scenario)
-    loads = known is not None and known.loads
-    columns = _COLUMNS["loads" if loads else "items" if known is not None else "all"]
-    if any(row.asked for row in rows):
-        columns = (*columns, "late ms")
-    head = ["way", "server", *columns]
-    base = next((row.base for row in rows if row.base), None)
-    head += [f"over {base}"] if base else []
-    head += [f"against {first}"] if first is not None else []
-    head += ["$ per million items", "items per $"] if prices else []
+    known = SCENARIOS[scenario]
+    columns = _COLUMNS["all" if scenario == TEXT else "loads" if known.loads else "items"]
+    others: dict[tuple[str, str | None], Row]
+    others = {(row.server, row.way): row for row in rows if row.error is None}
+    head = ["way", "server", *columns, f"over {known.base}", f"against {first}"]
+    head += ["$ per million items", "items per $"]
     lines_of = []
     for row in rows:
-        cells = [row.way, row.server, *(_cell(column, row) for column in columns)]
-        cells += [change_text(row.improvement)] if base else []
-        if first is not None:
-            others = [r for r in rows if (r.server, r.way) == (first, row.way)]
-            change = against(row, others[0]) if others and row.server != first else None
-            cells.append(change_text(change))
-        cells += _cost(row, prices.get(row.server)) if prices else []
-        lines_of.append(cells)
-    source = f" ({known.source})" if known is not None else ""
-    speeds = [row.requests_per_second if loads else row.rate.value for row in rows]
-    shares = np.nan_to_num(np.array(speeds) / np.nanmax([*speeds, 1e-9])).tolist()
-    title = f"{scenario}: {shape}{source}"
-    return ResultTable(title, head, lines_of, list(_notes(rows)), names=2, bars=shares)
+        cells = [row.way, row.server, *_cells(row, columns)]
+        cells.append(change_text(improvement(row, others.get((row.server, known.base)))))
+        cells.append(change_text(against(row, others.get((first, row.way)))))
+        lines_of.append([*cells, *_cost(row, prices.get(row.server))])
+    return filled(f"{scenario}: {shape} ({known.source})", head, lines_of, list(_notes(rows)))
 
 
 _ITEMS = ("items/s", "ms per item", f"s for {UNIT}")
-_LATENCIES = ("average ms", *(f"P{p} ms" for p in PERCENTILES), "refused")
+_LATENCIES = ("average ms", *(f"P{p} ms" for p in PERCENTILES), "refused", "late ms")
 # Of scenarios whose result is a rate of items, of those whose result are latencies, of one's own.
 _COLUMNS = {
     "items": _ITEMS,
@@ -80,24 +67,20 @@ _COLUMNS = {
 }
 
 
-def _percentile(percent: float) -> Callable[[Row], str]:
-    return lambda row: _number(row.percentile(percent))
-
-
-_CELLS: dict[str, Callable[[Row], str]] = {
-    "items/s": lambda row: f"{row.rate:,.4g}" if row.rates else "-",
-    "ms per item": lambda row: _number(1e3 / row.rate.value),
-    f"s for {UNIT}": lambda row: _number(UNIT / row.rate.value),
-    "requests/s": lambda row: _number(row.requests_per_second),
-    "average ms": lambda row: _number(row.average),
-    **{f"P{p} ms": _percentile(p) for p in PERCENTILES},
-    "refused": lambda row: str(row.refused),
-    "late ms": lambda row: _number(row.late),
-}
-
-
-def _cell(column: str, row: Row) -> str:
-    return "-" if row.error is not None else _CELLS[column](row)
+def _cells(row: Row, columns: Sequence[str]) -> list[str]:
+    if row.error is not None:
+        return ["-"] * len(columns)
+    known = {
+        "items/s": f"{row.rate:,.4g}",
+        "ms per item": _number(1e3 / row.rate.value),
+        f"s for {UNIT}": _number(UNIT / row.rate.value),
+        "requests/s": _number(row.requests_per_second),
+        "average ms": _number(row.average),
+        **{f"P{percent} ms": _number(row.percentile(percent)) for percent in PERCENTILES},
+        "refused": str(row.refused),
+        "late ms": _number(row.late),
+    }
+    return [known[column] for column in columns]
 
 
 def _cost(row: Row, price: float | None) -> list[str]:
@@ -114,25 +97,22 @@ def _number(value: float) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the notes on single rows, and once each note on all rows of a server."""
-    said: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row.error is not None:
-            yield f"{row.way}, {row.server}: {row.error}"
-        notes = list(row.notes)
-        if row.requests < row.of and row.error is None:
-            rest = "; the later ones tell the time of the others" if row.way in DIVIDED else ""
-            notes.insert(0, f"{row.requests:,} of {row.of:,} requests{rest}")
-        for note in notes:
-            said.setdefault((row.server, note), []).append(row.way)
-    for (server, note), ways in said.items():
-        every = [row.way for row in rows if row.server == server]
-        yield f"{server}{'' if ways == every else ', ' + ' and '.join(ways)}: {note}"
+        said = row.notes if row.error is None else (row.error, *row.notes)
+        yield from (f"{row.way}, {row.server}: {note}" for note in said)
 
 
-def against(row: Row, first: Row) -> Interval | None:
+def improvement(row: Row, base: Row | None) -> Interval | None:
+    """Return the ratio of a way's rates to those of the base, which was measured in turn."""
+    if base is None or base is row or not row.rates:
+        return None
+    pairs = zip(row.rates, base.rates, strict=False)
+    return median(np.array([rate / other for rate, other in pairs]))
+
+
+def against(row: Row, first: Row | None) -> Interval | None:
     """Return the ratio of two servers' median rates; None without rates."""
-    if not row.rates or not first.rates:
+    if first is None or first is row or not row.rates or not first.rates:
         return None
     return ratio(np.array(row.rates), np.array(first.rates))
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from gpuscore.measure.apis import APIS, Api
 from gpuscore.measure.figures import Row, Shot, failed, measured
-from gpuscore.measure.sample import Sampled, disagreement, in_common, take, trouble
+from gpuscore.measure.sample import difference, disagreement, take, trouble
 from gpuscore.measure.scenarios import Draws, Scenario, Way, poisson_at
-from gpuscore.measure.targets import SAFE_VOCAB, HttpTarget
-from gpuscore.measure.workload import sample
+from gpuscore.measure.targets import HttpTarget
+from gpuscore.measure.workload import SAMPLE_IDS, sample
 
 MOST_ROUNDS = 30
 PROBED = 64  # requests in flight while a server's capacity is measured
@@ -34,25 +34,23 @@ class Timed:
 
     @property
     def api(self) -> Api:
-        return APIS["completions" if self.way.decodes else self.target.about.api]
+        return APIS["completions" if self.way.decodes else self.target.server.api]
 
     def row(self) -> Row:
-        """Return the row without figures."""
+        """Return the row, with figures if there are any."""
         scenario, way = self.scenario, self.way
         notes, shape, total = [], str(way.shape), way.requests
-        if way.in_flight > way.sent:
-            notes.append(f"only {way.sent:,} in flight, because no more are sent")
         if scenario.asks:
             shape = f"{len(scenario.asks)} texts"
             total = sum(len(list(ask.chunks(way.chunk))) for ask in scenario.asks)
-        return Row(
-            *(scenario.name, way.name, shape, self.target.about.name),
-            requests=max(1, min(total, way.sent)),
-            of=total,
-            notes=tuple(notes),
-            error=self.error,
-            asked=way.rate,
-        )
+        if way.sent < total and self.error is None:
+            rest = "; the later ones tell the time of the others" if way.chunk is not None else ""
+            notes.append(f"{way.sent:,} of {total:,} requests{rest}")
+        if way.in_flight > way.sent:
+            notes.append(f"only {way.sent:,} in flight, because no more are sent")
+        names = scenario.name, way.name, shape, self.target.server.name
+        row = Row(*names, notes=tuple(notes), error=self.error)
+        return row if self.error or not self.shots else measured(row, self.shots, bool(way.rate))
 
 
 class BenchRun:
@@ -74,9 +72,8 @@ class BenchRun:
     ) -> None:
         self.targets, self.options, self._say = targets, options, say
         self.scenarios = [scenario.scaled(options.scale) for scenario in scenarios]
-        self.samples: dict[str, Sampled] = {}
         self._timed: list[Timed] = []
-        self._vocab = min(target.about.vocab or SAFE_VOCAB for target in targets)
+        self._vocab = min(target.server.vocab or SAMPLE_IDS for target in targets)
         self._draws = Draws(options.bench_seed, self._vocab)
 
     def run(self) -> None:
@@ -88,41 +85,25 @@ class BenchRun:
             self._time(scenario, each)
 
     def rows(self) -> list[Row]:
-        rows = []
-        for timed in self._timed:
-            row, name = timed.row(), timed.scenario.base
-            if timed.error is None and timed.shots:
-                beside = (
-                    other.shots
-                    for other in self._timed
-                    if (other.scenario.name, other.target) == (timed.scenario.name, timed.target)
-                    and other.way.name == name != timed.way.name
-                    and other.error is None
-                )
-                row = measured(row, timed.shots, next(beside, ()), name)
-            rows.append(row)
-        return rows
+        return [timed.row() for timed in self._timed]
 
     def _sample(self, target: HttpTarget) -> None:
         """Score the sample; a target that disagrees with an earlier one is marked as wrong."""
-        name, sampled = target.about.name, take(target, sample(self._vocab))
-        for other in self.samples.values():
-            first = other.scored
-            if first.run is None or sampled.scored.run is None or "packed" in other.wrong:
+        take(target, sample(self._vocab))
+        name = target.server.name
+        for other in self.targets[: self.targets.index(target)]:
+            if None in (other.server.workload, target.server.workload) or "packed" in other.wrong:
                 continue
-            both = in_common(first, sampled.scored)
-            if isinstance(both, str):
-                self._say(f"{name} is not compared with {first.about.name}: {both}")
-                continue
-            why = disagreement(*both)
-            said = "agrees with" if why is None else "DIFFERS from"
-            self._say(f"{name} {said} {first.about.name}{'' if why is None else f': {why}'}")
-            if why is not None:
-                wrong = {"packed": f"not the scores of {first.about.name}: {why}"}
-                sampled = replace(sampled, wrong={**sampled.wrong, **wrong})
-        for way, why in sampled.wrong.items():
+            first = other.server.name
+            if (why := difference(other.server, target.server)) is not None:
+                self._say(f"{name} is not compared with {first}: {why}")
+            elif (why := disagreement(other.server, target.server)) is None:
+                self._say(f"{name} agrees with {first}")
+            else:
+                self._say(f"{name} DIFFERS from {first}: {why}")
+                target.wrong["packed"] = f"not the scores of {first}: {why}"
+        for way, why in target.wrong.items():
             self._say(f"{name}, {way}: {why}")
-        self.samples[name] = sampled
 
     def _time(self, scenario: Scenario, seconds: float) -> None:
         """Measure all ways of all targets in turn, until the time is used."""
@@ -142,7 +123,7 @@ class BenchRun:
 
     def _begun(self, scenario: Scenario, target: HttpTarget) -> list[Timed]:
         """Return the ways to measure; rates of the scenario poisson depend on the server."""
-        wrong = self.samples[target.about.name].wrong  # no way is right if packed is not
+        wrong = target.wrong  # no way is right if packed is not
         ways = [
             Timed(scenario, way, target, wrong.get("packed") or wrong.get(way.name))
             for way in scenario.ways
@@ -202,7 +183,7 @@ class BenchRun:
         shape, count = timed.way.shape, max(PROBED, round(4 * PROBED * self.options.scale))
         shot = self._shot(replace(timed, way=Way("capacity", shape, count, in_flight=PROBED)), 0)
         rate = shot.requests / shot.seconds
-        self._say(f"{timed.target.about.name}: capacity {rate:.1f} requests/s of {shape}")
+        self._say(f"{timed.target.server.name}: capacity {rate:.1f} requests/s of {shape}")
         return rate
 
     def _search(self, timed: Timed, limit: float) -> Timed:
@@ -220,7 +201,7 @@ class BenchRun:
             p99 = float(np.percentile(shot.latencies, 99))
             holds = p99 <= limit and not shot.refused
             said = "held" if holds else "not held"
-            self._say(f"{timed.target.about.name}: {way.name}: p99 {p99:.1f} ms, {said}")
+            self._say(f"{timed.target.server.name}: {way.name}: p99 {p99:.1f} ms, {said}")
             held, lost = (rate, lost) if holds else (held, rate)
             best = (way, shot) if holds else best
             if lost and (lost < 1.1 * held or rate < least):

@@ -4,15 +4,14 @@ The cases and the gates are parity's. A way whose scores are wrong has no time.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.measure.apis import APIS, Rows
-from gpuscore.measure.bundle import About, Measured
-from gpuscore.measure.gates import judge_pair
+from gpuscore.measure.apis import APIS, BEST, EVERY, Rows
+from gpuscore.measure.gates import judge
 from gpuscore.measure.load import Record
-from gpuscore.measure.results import CaseResult, Run
+from gpuscore.measure.results import CaseResult, Measured
 from gpuscore.measure.scenarios import SEQUENTIAL, BenchRequest
 from gpuscore.measure.targets import HttpTarget, refusal
 from gpuscore.measure.workload import SAMPLE, Case, Workload
@@ -24,51 +23,41 @@ ALONE = "single"
 CHUNKS: Mapping[str, int | None] = {"packed": None, "sequential": min(5, SEQUENTIAL), ALONE: 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A target's scores of the sample when all items travel together, if it has any, and the
-    reasons for ways without right scores."""
-
-    scored: Measured
-    wrong: Mapping[str, str]
-
-
-def take(target: HttpTarget, workload: Workload) -> Sampled:
-    """Score the sample in every way and compare the ways with each other."""
-    about = target.about
-    if APIS[about.api].first_label_only:
-        workload = narrow(workload)
-    dtype = about.dtype if about.dtype in ("float32", "float16") else "bfloat16"
-    runs: dict[str, Run] = {}
-    wrong: dict[str, str] = {}
+def take(target: HttpTarget, workload: Workload) -> None:
+    """Score the sample in every way, compare the ways with each other, and keep the scores of all
+    items together."""
+    ways: dict[str, Measured] = {}
     for way, chunk in CHUNKS.items():
         try:
             results = {case.name: _scored(target, case, chunk) for case in workload.cases}
-            runs[way] = Run(about.name, dtype, results)
+            ways[way] = replace(target.server, workload=workload, results=results)
         except ValueError as error:
-            wrong[way] = str(error)
-    alone = runs.get(ALONE)  # items that travel alone cannot disturb each other
-    for way, run in runs.items():
-        if alone is not None and run is not alone and (why := disagreement(workload, alone, run)):
-            wrong[way] = f"wrong scores: {why}"
-    first = runs.get("packed")
-    return Sampled(Measured(about, workload if first else None, first), wrong)
+            target.wrong[way] = str(error)
+    alone = ways.get(ALONE)  # items that travel alone cannot disturb each other
+    for way, scored in ways.items():
+        if alone is not None and scored is not alone and (why := disagreement(alone, scored)):
+            target.wrong[way] = f"wrong scores: {why}"
+    target.server = ways.get("packed", target.server)
 
 
 def _scored(target: HttpTarget, case: Case, chunk: int | None) -> CaseResult:
     """Score a case, `chunk` items a request; raise ValueError with the server's words."""
-    api = APIS[target.about.api]
+    api = APIS[target.server.api]
     asks = [*BenchRequest(case.query, case.items).chunks(chunk)]
-    labels = case.label_ids[0]
-    record, rows = target.send(api, asks, labels=labels), Rows()
-    for number, ask in enumerate(asks):
-        if record.status[number] != 200:
-            raise ValueError(trouble(record, number))
-        rows += api.read(record.bodies[number], len(ask.items))
-    values: Float64Array = np.log(np.maximum(np.array(rows, dtype=np.float64), SMALLEST))
-    if values.shape != (len(case.items), len(labels)):
-        raise ValueError(f"scores of shape {values.shape}, not {(len(case.items), len(labels))}")
-    return CaseResult(values, None)
+    labels, shape = case.label_ids[0], (len(case.items), len(case.label_ids[0]))
+    parts = []
+    # Where only the first label has a score, each of them is asked for as the first one.
+    for first in range(len(labels) if api.gives != EVERY else 1):
+        record, rows = target.send(api, asks, labels=[*labels[first:], *labels[:first]]), Rows()
+        for number, ask in enumerate(asks):
+            if record.status[number] != 200:
+                raise ValueError(trouble(record, number))
+            rows += api.read(record.bodies[number], len(ask.items))
+        parts.append(np.array(rows, dtype=np.float64))
+    values: Float64Array = np.log(np.maximum(np.concatenate(parts, axis=1), SMALLEST))
+    if values.shape != shape:
+        raise ValueError(f"scores of shape {values.shape}, not {shape}")
+    return CaseResult(values)
 
 
 def trouble(record: Record, number: int) -> str:
@@ -78,47 +67,28 @@ def trouble(record: Record, number: int) -> str:
     return f"status {record.status[number]}: {refusal(record.bodies[number])}"
 
 
-def disagreement(workload: Workload, reference: Run, got: Run) -> str | None:
-    """Return the first gate that two runs fail, with its numbers; None if they agree."""
-    verdicts = judge_pair(workload, reference, got)[1]
-    return next(
-        (f"{verdict.gate}: {verdict.detail}" for verdict in verdicts if verdict.failed), None
-    )
+def disagreement(first: Measured, second: Measured) -> str | None:
+    """Return the first gate that two fail, with its numbers; None if they agree."""
+    failed = (verdict for verdict in judge(first, second)[1] if verdict.failed)
+    return next((f"{verdict.gate}: {verdict.detail}" for verdict in failed), None)
 
 
-def in_common(first: Measured, second: Measured) -> tuple[Workload, Run, Run] | str:
-    """Return the scores that both have, perhaps of the first labels only, or why there are none."""
-    kinds = [APIS[scored.about.api].kind for scored in (first, second)]
-    if kinds[0] != kinds[1]:
-        return f"the APIs {first.about.api} and {second.about.api} have no scores in common"
-    digests = first.model, second.model
-    if None in digests and model_of(first.about) != model_of(second.about):
-        return f"the models are called {first.about.model} and {second.about.model}"
+def difference(first: Measured, second: Measured) -> str | None:
+    """Return why the scores of two cannot be compared; None if they can."""
+    if (APIS[first.api].gives == BEST) != (APIS[second.api].gives == BEST):
+        return f"the APIs {first.api} and {second.api} have no scores in common"
+    if None in (first.digests, second.digests) and model_of(first) != model_of(second):
+        return f"the models are called {first.model} and {second.model}"
     one, two = first.workload, second.workload
-    if one is None or two is None or first.run is None or second.run is None:
+    if one is None or two is None:
         return "one has no scores of the sample"
     if one.digest == two.digest:
-        return one, first.run, second.run
-    if narrow(one).digest == narrow(two).digest:
-        return narrow(one), _first_label(first.run), _first_label(second.run)
+        return None
     named = [f"{made.named}, of {made.vocab_rows:,} token ids" for made in (one, two)]
     return f"the workloads are {named[0]}, and {named[1]}; bench has that of --workload {SAMPLE}"
 
 
-def model_of(about: About) -> str:
+def model_of(server: Measured) -> str:
     """Return a model's name, for comparisons: the last part of the one that its server gives it,
     which is the name of its directory."""
-    return about.model.rstrip("/").rpartition("/")[2].lower()
-
-
-def narrow(workload: Workload) -> Workload:
-    """Return the workload with the first label of each item alone."""
-    cases = [
-        replace(case, label_ids=[ids[:1] for ids in case.label_ids]) for case in workload.cases
-    ]
-    return replace(workload, cases=tuple(cases))
-
-
-def _first_label(run: Run) -> Run:
-    results = {name: CaseResult(result.values[:, :1], None) for name, result in run.results.items()}
-    return replace(run, results=results)
+    return server.model.rstrip("/").rpartition("/")[2].lower()

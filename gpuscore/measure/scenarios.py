@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscore.measure.texts import SENTENCES, read_texts
+from gpuscore.measure.workload import TEXT, Ids, read_texts
 
-Ids = list[int]
 SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
 LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
 IN_FLIGHT = (128, 512, 1024)
-TEXT = "text"  # the scenario of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class BenchRequest:
     """A query and the items to be scored after it, all texts or all token ids."""
 
     query: str | Ids
-    items: Sequence[str] | Sequence[Ids]
+    items: Sequence[str | Ids]
 
     def chunks(self, size: int | None) -> "Iterator[BenchRequest]":
         """Yield requests of at most so many items, each with the whole query; None: one request."""
@@ -154,6 +152,7 @@ SCENARIOS = {
             ),
             "prefill plus decode",
         ),
+        Scenario(TEXT, "texts", (), "sequential"),  # the ways depend on the file
     )
 }
 
@@ -163,7 +162,7 @@ def poisson_at(rate: float, seconds: float = 120.0) -> Way:
     return Way(f"Poisson {rate:g}/s", _TEN, rate=rate, seconds=seconds)
 
 
-def text_scenario(path: Path = SENTENCES) -> Scenario:
+def text_scenario(path: Path) -> Scenario:
     """Read a file of JSON lines with `query` and `items`; raise UsageError with the line's number.
 
     One measurement sends the requests of all lines, in order.
@@ -173,8 +172,7 @@ def text_scenario(path: Path = SENTENCES) -> Scenario:
     ways = [Way("packed", shape, len(asks))]
     if shape.items > SEQUENTIAL:
         ways.append(Way("sequential", shape, len(asks), chunk=SEQUENTIAL))
-    base = ways[1].name if len(ways) > 1 else None
-    return Scenario(TEXT, path.name, tuple(ways), base, tuple(asks))
+    return replace(SCENARIOS[TEXT], source=path.name, ways=tuple(ways), asks=tuple(asks))
 
 
 class Draws:

@@ -14,23 +14,28 @@ import msgspec
 
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.apis import APIS, LABELS, Api
-from gpuscore.measure.bundle import About
-from gpuscore.measure.load import Address, LoadGenerator, Record
-from gpuscore.measure.scenarios import BenchRequest, Ids
-from gpuscore.measure.workload import SAMPLE_IDS
+from gpuscore.measure.load import LoadGenerator, Record, authorized
+from gpuscore.measure.results import Measured
+from gpuscore.measure.scenarios import BenchRequest
+from gpuscore.measure.workload import Ids
 from gpuscore.types.batch import Float64Array
 
 UNKNOWN = "unknown"
-SAFE_VOCAB = SAMPLE_IDS  # ids to use if their number is unknown; most models have these
 TINY = BenchRequest([5, 6], [[7], [8, 9]])
 JSON = {"Content-Type": "application/json"}
 
 
 class HttpTarget:
-    """A server at an address."""
+    """A server at an address.
 
-    def __init__(self, address: Address, about: About, patience: float) -> None:
-        self.about, self._address, self._patience = about, address, patience
+    Attributes:
+        server: what is known of it, with its scores of the sample once they are taken.
+        wrong: why ways have no right scores, by their names.
+    """
+
+    def __init__(self, url: str, key: str | None, server: Measured, patience: float) -> None:
+        self.server, self._url, self._key, self._patience = server, url, key, patience
+        self.wrong: dict[str, str] = {}
 
     def send(
         self,
@@ -47,8 +52,8 @@ class HttpTarget:
             pace: requests that are kept in flight, or the seconds at which each is due.
             labels: ids of labels that are asked for.
         """
-        bodies = [api.encode(ask, self.about.model, labels) for ask in asks]
-        load = LoadGenerator(self._address, api.path, bodies, self._patience)
+        bodies = [api.encode(ask, self.server.model, labels) for ask in asks]
+        load = LoadGenerator(httpx.URL(self._url + api.path), self._key, bodies, self._patience)
         return load.closed(pace) if isinstance(pace, int) else load.open(pace)
 
 
@@ -64,13 +69,14 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
     Raises:
         UsageError: the URL is invalid, or no API answers; with the server's words.
     """
-    address = Address.read(url, key)
-    with httpx.Client(
-        base_url=url.rstrip("/"),
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=values.patience,
-        trust_env=False,
-    ) as http:
+    base = url.rstrip("/")
+    try:
+        http = httpx.Client(
+            base_url=base, headers=authorized(key), timeout=values.patience, trust_env=False
+        )
+    except httpx.InvalidURL as error:
+        raise UsageError(f"--url {url}: {error}") from error
+    with http:
         info = _told(http, "/info")
         model = values.served_model or _first_model(http) or str(info.get("model_id", "default"))
         api = _answering(http, url, [values.api] if values.api else list(APIS), model)
@@ -82,7 +88,8 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
     told = ours.get("valid_token_ids")
     vocab = values.vocab_size or (told if isinstance(told, int) else None)
     dtype = str(info.get("model_dtype", UNKNOWN)).split(" ")[0]
-    return HttpTarget(address, About(name, api, model, vocab, dtype, facts), values.patience)
+    server = Measured(name, model, dtype, api, vocab, facts)
+    return HttpTarget(base, key, server, values.patience)
 
 
 def _told(http: httpx.Client, path: str) -> dict[str, Any]:

@@ -1,16 +1,16 @@
-"""The workload: a fixed set of requests, made from a seed and the model's files alone."""
+"""The workload: a fixed set of requests, made from a seed and the model's files alone; and the
+file of real sentences that is shipped."""
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from gpuscore.errors import ConfigError
-from gpuscore.measure.texts import SENTENCES, read_texts
+from gpuscore.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,7 +24,7 @@ class Case:
 
     name: str
     query: str | Ids
-    items: list[str] | list[Ids]
+    items: Sequence[str | Ids]
     label_ids: list[Ids]  # one list per item
     labels: list[str] | None = None  # the same labels as text, if they are sent as text
     item_first: bool = False
@@ -41,7 +41,7 @@ class Case:
         """Return the ids of every whole prompt."""
         if self.prompts is not None:
             return self.prompts
-        query: Sequence[Any] = self.query  # ids, as the items are
+        query: Any = self.query  # ids, as the items are
         items: Sequence[Any] = self.items
         return [[*item, *query] if self.item_first else [*query, *item] for item in items]
 
@@ -52,35 +52,23 @@ class Workload:
 
     size: str
     seed: int
-    seeds: int  # 1; recorded bundles have it in their digests
     vocab_rows: int
     context: int
     cases: tuple[Case, ...]
-    left_out: tuple[str, ...] = ()  # cases that this model cannot have, with the reason
 
     @property
     def num_items(self) -> int:
         return sum(len(case.items) for case in self.cases)
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
-
     @property
     def digest(self) -> str:
         """The SHA-256 of the workload, equal on all machines for equal requests."""
-        return hashlib.sha256(self.as_json().encode()).hexdigest()
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     @property
     def named(self) -> str:
         """The size with the seed, as text."""
         return TEXT if self.size == TEXT else f"{self.size}, seed {self.seed}"
-
-    @classmethod
-    def from_json(cls, text: str) -> "Workload":
-        """Read the output of `as_json`; raise ValueError, KeyError or TypeError for other text."""
-        content = json.loads(text)
-        content["cases"] = tuple(Case(**case) for case in content["cases"])
-        return cls(**content | {"left_out": tuple(content["left_out"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,30 +94,8 @@ QUERIES, ITEMS = 24, 12  # further queries of a seed, and the items of each
 SHORTEST_QUERY, LENGTHS = 8, 8  # tokens of the shortest of them; number of lengths
 LONGEST_ITEM = 64
 SPARE = LONGEST_ITEM + 1  # tokens of the context that no query uses
-# The labels are the first two of these texts that are one token each; most vocabularies have two.
-LABEL_TEXTS = ("yes", "no", " yes", " no", "Yes", "No", "true", "false", "0", "1", "a", "b")
-QUERY_TEXT = "query: a blue wooden chair for the gar"  # tokens may merge across its end
-ITEM_TEXTS = [
-    "den",
-    "",
-    "den item: The chair is made of wood.",
-    "ment bag in red",
-    "ém ☃\n",
-    "den",
-    " den, 3.14159 of 2026",
-    "\tnaïve café",
-]
-# More or less of what the query asks for: over 100 items of one ranking, whose scores are far apart
-# in a model that can judge them.
-GRADED_QUERY = "query: a small blue chair\nitem: "
-GRADED_ITEMS = [
-    f"A {size}{colour}{thing}."
-    for size in ("", "small ", "little ", "large ")
-    for colour in ("", "blue ", "navy ", "azure ", "red ", "green ")
-    for thing in ("chair", "seat", "table", "lamp", "scarf")
-]
-
-
+# Questions, each with sentences of this project's documentation; some sentences answer it.
+SENTENCES = Path(__file__).with_name("sentences.jsonl")
 # The workload of real sentences; the labels are the first two of these that are one token each.
 ANSWERS = (" yes", " no", "yes", "no", "Yes", "No")
 ASKED = "Does the sentence answer the question? Answer yes or no.\n"
@@ -148,7 +114,7 @@ def make_workload(
         seed: of the random token ids; 0 for `TEXT` and `SAMPLE`, which have none.
         vocab_rows: valid ids are 0 <= id < vocab_rows.
         context: largest number of tokens of a prompt.
-        tokenizer: the model's, or None, which leaves out the cases with texts.
+        tokenizer: the model's, or None; only `TEXT` needs it.
 
     Raises:
         ConfigError: the model is too small for any workload, or has no tokenizer for `TEXT`, or the
@@ -162,8 +128,8 @@ def make_workload(
     if size == SAMPLE:
         return sample(vocab_rows)
     if size == TEXT:
-        cases, left_out = _sentence_cases(tokenizer, vocab_rows, context)
-        return Workload(size, seed, 1, vocab_rows, context, cases, left_out)
+        cases = _sentence_cases(tokenizer, vocab_rows, context)
+        return Workload(size, seed, vocab_rows, context, cases)
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - 1}")
     if vocab_rows < 16 or context < 2 * SPARE:
@@ -172,8 +138,7 @@ def make_workload(
             f"workload; it needs 16 and {2 * SPARE}"
         )
     ids = _IdCases(np.random.RandomState(seed), SIZES[size], vocab_rows, context).all()
-    texts, left_out = _text_cases(tokenizer, vocab_rows)
-    return Workload(size, seed, 1, vocab_rows, context, (*ids, *texts), left_out)
+    return Workload(size, seed, vocab_rows, context, ids)
 
 
 def sample(vocab_rows: int) -> Workload:
@@ -181,16 +146,46 @@ def sample(vocab_rows: int) -> Workload:
     rows = min(vocab_rows, SAMPLE_IDS)
     every = make_workload("quick", 0, rows, SAMPLE_CONTEXT, None).cases
     chosen = tuple(case for case in every if case.name in SAMPLE_CASES)
-    return Workload(SAMPLE, 0, 1, rows, SAMPLE_CONTEXT, chosen)
+    return Workload(SAMPLE, 0, rows, SAMPLE_CONTEXT, chosen)
 
 
-def query_numbers(workload: Workload) -> dict[str, int]:
+def query_numbers(cases: Sequence[Case]) -> dict[str, int]:
     """Return the number of each case's query, by the case's name; equal queries have one number."""
     numbers: dict[str, int] = {}
     number_of = {}
-    for case in workload.cases:
+    for case in cases:
         number_of[case.name] = numbers.setdefault(repr(case.query), len(numbers))
     return number_of
+
+
+class QueryTexts(msgspec.Struct, frozen=True):
+    """A query and the items to be scored after it."""
+
+    query: str
+    items: list[str]
+
+
+def read_texts(path: Path, name: str) -> list[QueryTexts]:
+    """Read a file of JSON lines with `query` and `items`; lines without items are left out.
+
+    Raises:
+        UsageError: it cannot be read; `name` and the line's number are part of the message.
+    """
+    decode, texts = msgspec.json.Decoder(QueryTexts).decode, []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"{name} {path}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise UsageError(f"{name} {path}, line {number}: {error}") from error
+        if entry.items:
+            texts.append(entry)
+    if not texts:
+        raise UsageError(f"{name} {path}: no line has items")
+    return texts
 
 
 def read_tokenizer(directory: Path) -> "Tokenizer | None":
@@ -267,60 +262,17 @@ class _IdCases:
         return ids
 
 
-def _text_cases(
-    tokenizer: "Tokenizer | None", vocab: int
-) -> tuple[tuple[Case, ...], tuple[str, ...]]:
-    if tokenizer is None:
-        return (), ("text: no tokenizer.json",)
-    labels = _single_tokens(tokenizer, LABEL_TEXTS, vocab)
-    if len(labels) < 2:
-        return (), (f"text: fewer than two of {', '.join(LABEL_TEXTS)} are one token",)
-    ends: dict[str, Any] = {"item_first": True, "apply_softmax": True}
-    cases = [
-        _with_prompts(tokenizer, labels, Case(name, query, items, [], **how))
-        for name, query, items, how in (
-            ("text", QUERY_TEXT, ITEM_TEXTS, dict[str, Any]()),
-            ("text, item_first", QUERY_TEXT, ITEM_TEXTS, ends),
-            ("text, graded items", GRADED_QUERY, GRADED_ITEMS, {}),
-        )
-    ]
-    if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
-        return (), ("text: the tokenizer has ids that the weights have not",)
-    return tuple(cases), ()
-
-
-def _single_tokens(
-    tokenizer: "Tokenizer", texts: Sequence[str], vocab: int
-) -> list[tuple[str, int]]:
-    """Return the first two of the texts that are one token each, with their ids."""
-    encoded = [(text, tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-    return [(text, ids[0]) for text, ids in encoded if len(ids) == 1 and ids[0] < vocab][:2]
-
-
-def _with_prompts(tokenizer: "Tokenizer", labels: list[tuple[str, int]], case: Case) -> Case:
-    """Return a case of texts with the labels, and with whole prompts as the tokenizer has them."""
-    query, items = str(case.query), [str(item) for item in case.items]
-    joined = [item + query if case.item_first else query + item for item in items]
-    return replace(
-        case,
-        label_ids=[[id for _, id in labels] for _ in items],
-        labels=[text for text, _ in labels],
-        prompts=[list(tokenizer.encode(text).ids) for text in joined],
-    )
-
-
-def _sentence_cases(
-    tokenizer: "Tokenizer | None", vocab: int, context: int
-) -> tuple[tuple[Case, ...], tuple[str, ...]]:
-    """Return the cases of real sentences that fit the model, and the others with the reason.
+def _sentence_cases(tokenizer: "Tokenizer | None", vocab: int, context: int) -> tuple[Case, ...]:
+    """Return the cases of real sentences.
 
     Raises:
-        ConfigError: the model has no tokenizer for them, or none fits.
+        ConfigError: the model has no tokenizer for them, or they do not fit.
     """
     other = f"--workload {', '.join(SIZES)} has random token ids"
     if tokenizer is None:
         raise ConfigError(f"--workload text needs a tokenizer.json; {other}")
-    labels = _single_tokens(tokenizer, ANSWERS, vocab)
+    encoded = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in ANSWERS}
+    labels = [text for text, ids in encoded.items() if len(ids) == 1 and ids[0] < vocab][:2]
     if len(labels) < 2:
         raise ConfigError(
             f"--workload text: fewer than two of {', '.join(map(repr, ANSWERS))} are one token of "
@@ -342,27 +294,23 @@ def _sentence_cases(
         ("item_first", before, [f"{sentence}\n" for sentence in every[:12]], {"item_first": True}),
         ("softmax", BEFORE.format(second), _before_answers(texts[1].items), softmax),
     ]
-    cases = [
-        _with_prompts(tokenizer, labels, Case(name, query, items, [], **how))
-        for name, query, items, how in asked
-    ]
+    cases = []
+    for name, query, items, how in asked:
+        pairs = ((item, query) if "item_first" in how else (query, item) for item in items)
+        prompts = [list(tokenizer.encode("".join(pair)).ids) for pair in pairs]
+        label_ids = [[encoded[text][0] for text in labels]] * len(items)
+        cases.append(Case(name, query, items, label_ids, labels, prompts=prompts, **how))
     if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
         raise ConfigError(
             f"--workload text: the tokenizer has ids that the weights have not; {other}"
         )
-    longest = {case.name: max(map(len, case.prompt_ids())) for case in cases}
-    fitting = tuple(case for case in cases if longest[case.name] <= context)
-    if not fitting:
+    longest = max(len(ids) for case in cases for ids in case.prompt_ids())
+    if longest > context:
         raise ConfigError(
-            f"--workload text: its shortest request has {min(longest.values())} tokens, the "
-            f"model's context is {context}; {other}"
+            f"--workload text: its longest request has {longest} tokens, the model's context is "
+            f"{context}; {other}"
         )
-    left_out = tuple(
-        f"{name}: {length} tokens, the context is {context}"
-        for name, length in longest.items()
-        if length > context
-    )
-    return fitting, left_out
+    return tuple(cases)
 
 
 def _before_answers(sentences: Sequence[str]) -> list[str]:

@@ -77,7 +77,7 @@ class LoadedScorer:
         revision: branch, tag or commit of a hub model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
-        dtype: "auto", "checkpoint", "bfloat16", "float16" or "float32".
+        dtype: "auto", "bfloat16", "float16" or "float32".
         quantization: "auto" or "w8a16".
         attention: as for `gpuscore serve`.
         compile: "auto", "on" or "off"; functions in C on a CPU.

@@ -48,7 +48,7 @@ class ScoreBatches:
         if labels is not None:
             self._options |= {"labels": labels, "apply_softmax": apply_softmax}
         # No actor knows what another one would measure.
-        self._scorer = Scorer(model, **{"dtype": "checkpoint"} | settings)
+        self._scorer = Scorer(model, **settings)
 
     def __call__(self, batch: Columns) -> Columns:
         """Return the batch with the columns that are added.
@@ -96,7 +96,9 @@ class ScoreBatches:
             errors = tuple(
                 results.ItemError(n, error.code, error.message) for n in range(len(pairs))
             )
-            return Scores(np.array(np.nan), None, None, 0, 0, errors=errors)
+            return Scores(
+                np.array(np.nan), None, None, prompt_tokens=0, cached_tokens=0, errors=errors
+            )
 
 
 def _reason(error: results.ItemError, place: str, shown: str) -> str:

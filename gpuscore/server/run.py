@@ -16,8 +16,7 @@ from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import ACCEPTS, address_of, bind, connections_here
-from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.headers import read_hosts
+from gpuscore.server.http.headers import ApiKeys, read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
@@ -149,7 +148,8 @@ def _run(
     service.close()
     if loading.error is not None:
         raise loading.error
-    server.lines.stopped(server.exit_code != EXIT_OK)
+    ended = "" if server.exit_code == EXIT_OK else ", with requests in flight that got 503"
+    server.say(f"gpuscore: stopped{ended}")
     return EXIT_ERROR if service.failed else server.exit_code
 
 

@@ -71,7 +71,6 @@ class BackendLimits:
     # Names of a classification model's classes, which are its labels. None = labels are tokens.
     classes: tuple[str, ...] | None = None
     quantized: bool = False  # weights of eight bits: the engine asks known prompts at start
-    dtype_reason: str = ""  # why the number format is what it is, if that was measured, for people
     num_states: int = 0  # slots for states; 0 = the model has none, only keys and values
     gated_product: str = ""  # whether gate-up products write silu(gate) * up, for people
 

@@ -205,5 +205,5 @@ def test_what_is_shown_and_counted(tiny_model, capsys):
     shown = capsys.readouterr().out
     assert "Qwen2ForSequenceClassification" in shown
     assert "classification, 3 classes: good, not good, no idea" in shown
-    assert main(["parity", "run", str(directory), "--backends", "torch:float32"]) == 78
+    assert main(["parity", "run", str(directory), "--dtype", "float32"]) == 78
     assert "language models, whose labels are tokens" in capsys.readouterr().err

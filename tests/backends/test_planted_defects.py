@@ -16,7 +16,7 @@ from gpuscore.engine import jobs
 from gpuscore.text import joining
 from gpuscore_kernels import reference as heads
 from gpuscore_kernels.extend_attention import reference as attention
-from gpuscore_kernels.extend_attention.layout import OWN
+from gpuscore_kernels.extend_attention.table import OWN
 from gpuscore_kernels.row_functions import KEYS
 from support.models import random_ids, reference_logprobs
 

@@ -10,7 +10,8 @@ from gpuscore.errors import UsageError
 from gpuscore.measure.apis import APIS
 from gpuscore.measure.arguments import APIS as NAMED_APIS
 from gpuscore.measure.arguments import SCENARIOS as NAMED
-from gpuscore.measure.scenarios import SCENARIOS, TEXT, BenchRequest, Draws, text_scenario
+from gpuscore.measure.scenarios import SCENARIOS, BenchRequest, Draws, text_scenario
+from gpuscore.measure.workload import SENTENCES
 
 VOCAB = 5000
 
@@ -22,7 +23,7 @@ def requests(name, way, number=0, seed=1):
 
 
 def test_the_command_line_names_them_all():
-    assert (*SCENARIOS, TEXT) == NAMED
+    assert tuple(SCENARIOS) == NAMED
     assert tuple(APIS) == NAMED_APIS
 
 
@@ -110,7 +111,7 @@ def test_texts_of_ones_own(tmp_path):
 
 def test_real_sentences_are_shipped():
     """24 questions with 10 sentences each, none of them twice; no request is worth dividing."""
-    scenario = text_scenario()
+    scenario = text_scenario(SENTENCES)
     assert [way.name for way in scenario.ways] == ["packed"]
     asks = Draws(1, VOCAB).requests(scenario, scenario.ways[0], 0)
     every = [item for ask in asks for item in ask.items]

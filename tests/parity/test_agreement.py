@@ -1,5 +1,5 @@
 """Promise: the numbers of the table follow their definitions, written out pair by pair; their
-intervals hold the truth as often as they say; permitted noise passes, and more fails."""
+intervals hold the truth as often as they say."""
 
 import itertools
 import math
@@ -9,8 +9,7 @@ import pytest
 
 from gpuscore.measure.agreement import agree, inversions, kendall_tau_b, mass_error
 from gpuscore.measure.intervals import FEWEST, Interval, mean, median, ratio
-from gpuscore.measure.noise import least_tau, normal
-from gpuscore.measure.results import CaseResult, Run, errors
+from gpuscore.measure.results import CaseResult, Measured, errors
 from gpuscore.measure.workload import Case, Workload
 
 
@@ -49,18 +48,8 @@ def test_order_against_pairs(seed, values):
         assert inversions(a, b, gap) == inverted(a, b, gap)
 
 
-def test_tau_at_its_ends():
-    a = np.arange(7.0)
-    assert kendall_tau_b(a, a) == 1
-    assert kendall_tau_b(a, -a) == -1
-    assert math.isnan(kendall_tau_b(a, np.ones(7))), "a constant ranking is no perfect one"
-
-
-def test_errors():
-    measured = errors(np.array([[3.0, -1.0], [0.5, 0.0]]))
-    assert (measured.maximum, measured.mean) == (3.0, 1.125)
-    assert (measured.median, measured.p99) == (1.0, 3.0)
-    assert errors(np.array([])).maximum == 0
+def test_a_constant_ranking_is_no_perfect_one():
+    assert math.isnan(kendall_tau_b(np.arange(7.0), np.ones(7)))
 
 
 def test_nan_and_infinity_are_no_small_errors():
@@ -68,18 +57,16 @@ def test_nan_and_infinity_are_no_small_errors():
     for wrong in (np.nan, np.inf, -np.inf):
         assert errors(np.array([0.0] * 5 + [wrong])).maximum == np.inf
     assert errors(np.array([0.0, np.nan])).p99 == np.inf
+    assert errors(np.array([])).maximum == 0
 
 
-def run(values, mass=None):
+def scored(cases, values, mass=None):
     results = {
         name: CaseResult(np.array(v, float), None if mass is None else np.array(mass[name]))
         for name, v in values.items()
     }
-    return Run("made", "float32", results)
-
-
-def workload(*cases):
-    return Workload("made up", 0, 1, 60, 9, cases)
+    workload = Workload("made up", 0, 60, 9, tuple(cases))
+    return Measured("made", "demo", workload=workload, results=results)
 
 
 def test_all_of_it():
@@ -92,25 +79,26 @@ def test_all_of_it():
     values["again"][0, 1] = np.nan
     moved = {name: v - 0.25 + 0.001 * rng.normal(size=v.shape) for name, v in values.items()}
     moved["4"][[2, 3], 1] = moved["4"][[3, 2], 1]
-    found = agree(workload(*cases), run(values), run(moved), gap=0.01)
+    found = agree(scored(cases, values), scored(cases, moved), gap=0.01)
     differences = np.concatenate([(moved[c.name] - values[c.name]).ravel() for c in cases])
-    sizes = np.abs(differences[np.isfinite(differences)])
-    assert found.log_p.maximum == sizes.max()
+    sizes = np.sort(np.abs(differences[np.isfinite(differences)]))
+    assert found.log_p.maximum == sizes[-1]
+    assert found.log_p.median == pytest.approx(np.median(sizes), rel=0.01)
     assert found.mean.value == pytest.approx(sizes.mean())
     assert found.mean.low < sizes.mean() < found.mean.high
     worst = tau_b(values["4"][:, 1], moved["4"][:, 1])
     assert found.tau == pytest.approx(worst)
     assert found.inversions == inverted(values["4"][:, 1], moved["4"][:, 1], 0.01)[0] > 0
     p = [np.exp(moved[c.name]) - np.exp(values[c.name]) for c in cases]
-    assert found.p.maximum == max(np.nanmax(np.abs(one)) for one in p)
+    assert found.p == max(np.nanmax(np.abs(one)) for one in p)
     assert found.mass is None
 
 
 def test_the_mass_is_the_sum_of_different_labels():
-    cases = workload(Case("a", [1], [[5], [6]], [[1, 2, 2], [3]]))
+    cases = [Case("a", [1], [[5], [6]], [[1, 2, 2], [3]])]
     values = {"a": np.log([[0.1, 0.2, 0.2], [0.4, np.nan, np.nan]])}
-    assert mass_error(cases, run(values, {"a": [0.3, 0.4]})) == pytest.approx(0, abs=1e-12)
-    assert mass_error(cases, run(values, {"a": [0.3, 0.45]})) == pytest.approx(0.05)
+    assert mass_error(scored(cases, values, {"a": [0.3, 0.4]})) == pytest.approx(0, abs=1e-12)
+    assert mass_error(scored(cases, values, {"a": [0.3, 0.45]})) == pytest.approx(0.05)
 
 
 class TestIntervals:
@@ -126,10 +114,8 @@ class TestIntervals:
         return np.mean([interval.low <= 0 <= interval.high for interval in intervals])
 
     def test_they_hold_the_true_mean_as_often_as_they_say(self):
+        """A bootstrap over values instead of queries, the planted defect, promises too much."""
         assert 0.89 <= self.held(list) <= 0.97
-
-    def test_values_taken_for_independent_would_promise_too_much(self):
-        """The planted defect: a bootstrap over values instead of queries."""
         assert self.held(lambda values: list(values.reshape(-1, 1))) < 0.7
 
     def test_a_median_of_repeats_and_a_ratio_of_two(self):
@@ -146,31 +132,3 @@ class TestIntervals:
         assert math.isnan(mean([np.array([np.nan]), *[np.ones(1)] * 5]).low)
         assert f"{mean([]):.2g}" == f"{median(np.empty(0)):.2g}" == "-"
         assert f"{Interval(1.0, 0.5, 2.0):.2g}" == "1 (0.5 to 2)"
-
-
-class TestNoise:
-    """The limits are computed with a fixed seed; these trials draw noise and scores anew."""
-
-    ALLOWED = normal(0.1)
-
-    def failures(self, factor, trials=100):
-        """Count the workloads of eight rankings of which one fails, with so much of the noise."""
-        rng, failed = np.random.default_rng(1), 0
-        for _ in range(trials):
-            worst = 1.0
-            for place in range(8):
-                scores = rng.normal(size=(12, 17, 40, 120)[place % 4])
-                noise = factor * 0.1 / 2.5758 * rng.normal(size=len(scores))
-                least = least_tau(scores, self.ALLOWED)
-                worst = min(worst, kendall_tau_b(scores, scores + noise) - least)
-            failed += worst < 0
-        return failed
-
-    def test_as_much_as_permitted_passes(self):
-        assert self.failures(1) <= 3
-
-    def test_more_fails(self):
-        assert self.failures(2, trials=20) >= 18
-
-    def test_noise_may_hide_the_order(self):
-        assert least_tau(np.random.default_rng(0).normal(size=12), normal(5.0)) is None

@@ -3,6 +3,7 @@ or workload, is refused."""
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +12,10 @@ from safetensors.torch import load_file, save_file
 from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
 from gpuscore.measure import workload as workloads
-from gpuscore.measure.bundle import About, Measured, read_bundle, write_folder
+from gpuscore.measure.bundle import Bundle, read_bundle, write_bundle
 from gpuscore.measure.fingerprint import fingerprint
-from gpuscore.measure.results import CaseResult, Errors, Fingerprint, Run, sha256
+from gpuscore.measure.results import CaseResult, Fingerprint, Measured, sha256
 from gpuscore.measure.workload import Case, Workload
-
-FILES = ["workload.json", "results.safetensors", "bundle.json"]
 
 
 def record(model, output, *flags):
@@ -26,7 +25,7 @@ def record(model, output, *flags):
 
 @pytest.fixture(scope="module")
 def recorded(tiny_model, tmp_path_factory):
-    """Two bundles of one model and workload, in different batches."""
+    """Bundles of one model: two of one workload in different batches, and one of another."""
     directory = tmp_path_factory.mktemp("bundles")
     model, _ = tiny_model("llama")
     with pytest.MonkeyPatch.context() as patch:
@@ -34,156 +33,126 @@ def recorded(tiny_model, tmp_path_factory):
         patch.setattr(workloads, "QUERIES", 2)
         assert record(model, directory / "a") == 0
         assert record(model, directory / "b", "--max-batch-tokens", "64") == 0
-    return directory / "a", directory / "b"
+        assert record(model, directory / "c", "--seed", "1") == 0
+    return directory / "a", directory / "b", directory / "c"
 
 
 @pytest.fixture
 def made():
-    """A small bundle in memory."""
+    """What scored, in memory."""
     cases = (
         Case("ragged/ü", [5], [[6], []], [[1], [2, 3]]),
         Case("softmax", "q", ["a"], [[1, 2]], ["x", "y"], apply_softmax=True, prompts=[[1, 2]]),
     )
     values = np.array([[-1.5, np.nan], [-2.0, -700.25]])
-    results = {
-        "ragged/ü": CaseResult(values, np.array([0.25, 0.125])),
-        "softmax": CaseResult(np.array([[-0.1, -2.35]]), None),
-    }
-    run = Run("torch:float32", "float32", results, Errors(4e-5, 3e-5, 2e-5, 1e-5))
-    workload = Workload("made up", 7, 1, 60, 9, cases, ("text: none",))
-    about = About("torch:float32", "score", "demo", 60, "float32", {"versions": {"a": "1"}})
-    return Measured(about, workload, run, Fingerprint("w" * 64, "c" * 64, None))
+    return Measured(
+        *("torch:float32", "demo", "float32"),
+        facts={"versions": {"a": "1"}},
+        workload=Workload("made up", 7, 60, 9, cases),
+        results={
+            "ragged/ü": CaseResult(values, np.array([0.25, 0.125])),
+            "softmax": CaseResult(np.array([[-0.1, -2.35]])),
+        },
+        alone=4e-5,
+        digests=Fingerprint("w" * 64, "c" * 64),
+    )
+
+
+def written(path, made):
+    write_bundle(path, Bundle({}, (made,)))
+    return path
 
 
 def compare(a, b, *flags):
     return main(["parity", "compare", str(a), str(b), *flags])
 
 
-def sums(directory):
-    """Write the digests anew, as someone who edits a file and its digest would."""
-    lines = [f"{sha256((directory / n).read_bytes())}  {n}\n" for n in FILES]
-    (directory / "SHA256SUMS").write_text("".join(lines))
-
-
 def test_it_comes_back_as_it_was_written(made, tmp_path):
-    write_folder(tmp_path / "a", made)
-    (bundle,) = read_bundle(tmp_path / "a").servers
-    assert bundle.workload == made.workload
-    assert bundle.model == made.model
-    assert bundle.about.facts["versions"] == {"a": "1"}
-    for name, expected in made.run.results.items():
-        np.testing.assert_array_equal(bundle.run.results[name].values, expected.values)
-        np.testing.assert_array_equal(bundle.run.results[name].mass, expected.mass)
-    assert (bundle.run.name, bundle.run.dtype) == ("torch:float32", "float32")
-    assert bundle.run.alone == made.run.alone
+    (scored,) = read_bundle(written(tmp_path / "a", made)).servers
+    for name, expected in made.results.items():
+        np.testing.assert_array_equal(scored.results[name].values, expected.values)
+        np.testing.assert_array_equal(scored.results[name].mass, expected.mass)
+    assert replace(scored, results={}) == replace(made, results={})
+    assert scored.workload.digest == made.workload.digest
 
 
 def test_equal_bundles_pass(recorded, capsys, tmp_path):
     report = tmp_path / "report.html"
-    assert compare(*recorded, "--report", str(report)) == 0
+    a, b, _ = recorded
+    assert compare(a, b, "--report", str(report)) == 0
     shown = capsys.readouterr().out
-    assert "ok    b against a, float32: max |d log p|" in shown
-    assert "ok    a, packing: alone and in company" in shown
+    assert f"ok    {b} against {a}, float32: max |d log p|" in shown
+    assert f"ok    {a}, packing: alone and in company" in shown
     assert "tau-b" in report.read_text()
-    about = json.loads((recorded[0] / "bundle.json").read_text())
-    assert about["device"] == "cpu"
-    assert {"python", "torch", "numpy", "gpuscore"} <= set(about["versions"])
-    assert about["flags"]["attention"] == "auto"
-    assert about["hardware"]["cpu"]
-    assert str(recorded[0].parent) not in (recorded[0] / "bundle.json").read_text()
+    (scored,) = read_bundle(a).servers
+    assert scored.facts["device"] == "cpu"
+    assert {"python", "torch", "numpy", "gpuscore"} <= set(scored.facts["versions"])
+    assert scored.facts["flags"]["attention"] == "auto"
+    assert scored.facts["hardware"]["cpu"]
+    assert str(a.parent) not in a.read_text(), "no path of this machine"
 
 
 def test_different_bundles_fail(recorded, capsys, tmp_path):
-    shutil.copytree(recorded[1], tmp_path / "b")
-    (bundle,) = read_bundle(tmp_path / "b").servers
-    bundle.run.results["short"].values[3, 1] += 2e-4
-    write_folder(tmp_path / "c", bundle)
-    assert compare(recorded[0], tmp_path / "c") == 1
-    assert "FAIL  c against a, float32" in capsys.readouterr().out
+    (scored,) = read_bundle(recorded[1]).servers
+    scored.results["short"].values[3, 1] += 2e-4
+    assert compare(recorded[0], path := written(tmp_path / "c", scored)) == 1
+    assert f"FAIL  {path} against {recorded[0]}, float32" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_changed_file_is_refused(recorded, tmp_path, capsys, name):
-    """One bit changes, in the middle of the file."""
-    copy = tmp_path / "copy"
-    shutil.copytree(recorded[0], copy)
-    content = bytearray((copy / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (copy / name).write_bytes(content)
-    assert compare(copy, recorded[1]) == 78
-    assert f"{copy / name} was changed after the bundle was written" in capsys.readouterr().err
-
-
-def test_a_workload_changed_together_with_its_digest_is_refused(recorded, tmp_path, capsys):
-    copy = tmp_path / "copy"
-    shutil.copytree(recorded[0], copy)
-    workload = json.loads((copy / "workload.json").read_text())
-    workload["cases"][0]["query"][0] += 1
-    (copy / "workload.json").write_text(json.dumps(workload))
-    sums(copy)
-    assert compare(copy, recorded[1]) == 78
-    assert "workload_sha256 is not that of workload.json" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("bundle.json", b"[]", "is not a bundle of this version"),
-        ("bundle.json", b'{"format": "other 2"}', "format is 'other 2'"),
-        ("results.safetensors", b"no tensors", "is not a bundle of this version"),
-        ("workload.json", b'{"cases": 5}', "is not a bundle of this version"),
-    ],
-)
-def test_damaged_bundles_are_refused(made, tmp_path, file, content, message):
-    write_folder(tmp_path / "a", made)
-    (tmp_path / "a" / file).write_bytes(content)
-    sums(tmp_path / "a")
-    with pytest.raises(ConfigError, match="a is not a bundle") as error:
-        read_bundle(tmp_path / "a")
-    assert message in str(error.value)
-
-
-def test_a_missing_file(made, tmp_path):
-    with pytest.raises(ConfigError, match="is not a bundle"):
-        read_bundle(tmp_path)
-    write_folder(tmp_path / "a", made)
-    (tmp_path / "a" / "workload.json").unlink()
-    with pytest.raises(ConfigError, match="is not a bundle"):
-        read_bundle(tmp_path / "a")
-
-
-def test_results_of_another_shape(made, tmp_path):
-    made.run.results["softmax"] = CaseResult(np.zeros((1, 3)), None)
-    write_folder(tmp_path / "a", made)
-    with pytest.raises(ConfigError, match="softmax/values"):
-        read_bundle(tmp_path / "a")
-
-
-def test_another_workload_is_refused(recorded, tiny_model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(workloads, "MANY", 24)
-    monkeypatch.setattr(workloads, "QUERIES", 2)
-    assert record(tiny_model("llama")[0], tmp_path / "c", "--seed", "1") == 0
-    assert compare(recorded[0], tmp_path / "c") == 78
-    assert (
-        "the workloads are quick, seed 0, of 400 token ids, and quick, seed 1"
-        in capsys.readouterr().err
-    )
+def test_another_workload_is_refused(recorded, capsys):
+    assert compare(recorded[0], recorded[2]) == 78
+    said = "the workloads are quick, seed 0, of 400 token ids, and quick, seed 1"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["weights", "config", "tokenizer"])
 def test_another_model_is_refused(made, tmp_path, capsys, part):
-    write_folder(tmp_path / "a", made)
-    other = Fingerprint(**{"weights": "w" * 64, "config": "c" * 64, "tokenizer": None, part: "0"})
-    write_folder(tmp_path / "b", Measured(made.about, made.workload, made.run, other))
-    assert compare(tmp_path / "a", tmp_path / "b") == 78
+    first = written(tmp_path / "a", made)
+    other = replace(made.digests, **{part: "0"})
+    assert compare(first, written(tmp_path / "b", replace(made, digests=other))) == 78
     assert f"different models: the SHA-256 of their {part} is" in capsys.readouterr().err
 
 
-def test_nothing_is_overwritten(tiny_model, made, tmp_path, capsys):
-    assert record(tiny_model("llama")[0], tmp_path) == 78
-    assert "exists already" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="exists"):
-        write_folder(tmp_path, made)
+def anew(**changes):
+    """A change of the results of a bundle and of its digest, as by someone who edits both."""
+
+    def change(text):
+        content = json.loads(text)
+        content["servers"][0]["results"]["softmax"] |= changes
+        del content["sha256"]
+        content["sha256"] = sha256(json.dumps(content, sort_keys=True).encode())
+        return json.dumps(content)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("-700.25", "-700.26"), "was changed after it was written"),
+        (lambda text: text[:-9], "is not a bundle of this version"),
+        (lambda text: "[]", "its format is not 'gpuscore bundle 3'"),
+        (lambda text: text.replace("bundle 3", "bundle 2"), "its format is not"),
+        (anew(values=None), "missing required field `values`"),
+        (anew(values=[[0, 0, 0]]), "the scores of softmax are (1, 3), not (1, 2)"),
+        (anew(mass=[0.5]), "the label mass of softmax does not belong to it"),
+    ],
+)
+def test_what_is_none_is_refused(made, tmp_path, capsys, change, message):
+    path = written(tmp_path / "a", made)
+    path.write_text(change(path.read_text()))
+    assert compare(path, written(tmp_path / "b", made)) == 78
+    error = capsys.readouterr().err
+    assert error.startswith(f"gpuscore: {path} ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_no_file_and_a_folder_are_refused(made, tmp_path, capsys):
+    path = written(tmp_path / "a", made)
+    for other in (tmp_path, tmp_path / "missing"):
+        assert compare(path, other) == 78
+        assert f"{other} is not a bundle" in capsys.readouterr().err
 
 
 class TestFingerprint:

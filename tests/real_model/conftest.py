@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 
-from gpuscore.measure.bundle import Measured
+from gpuscore.measure.results import Measured
 from reference import MODEL, Reference
 from support.golden import golden
 from support.serving import serving

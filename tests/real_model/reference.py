@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpuscore.measure.texts import SENTENCES, read_texts
+from gpuscore.measure.workload import SENTENCES, read_texts
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path(os.environ.get("REAL_MODEL", ROOT / ".cache" / "smollm2"))

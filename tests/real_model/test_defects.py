@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from gpuscore import Scorer
 from gpuscore.errors import ConfigError
 from gpuscore.measure.gates import judge
-from gpuscore.measure.results import Run
 from gpuscore.measure.runs import score_case
 from reference import MODEL, PASSAGES
+from support.golden import scored
 
 NAME = "question 1"
 
@@ -38,9 +38,8 @@ def change_config(directory, **fields):
 def failed_gates(directory, bundle):
     (case,) = (case for case in bundle.workload.cases if case.name == NAME)
     with Scorer(str(directory), device="cpu", dtype="float32", threads=1) as scorer:
-        run = Run("changed", "float32", {NAME: score_case(scorer, case)})
-    workload = type(bundle.workload)("text", 0, 1, 49152, 8192, (case,))
-    return {verdict.gate for verdict in judge(workload, bundle.run, None, run)[1] if verdict.failed}
+        changed = scored({NAME: score_case(scorer, case)}, bundle)
+    return {verdict.gate for verdict in judge(bundle, changed)[1] if verdict.failed}
 
 
 def test_without_a_defect(copy, bundle):

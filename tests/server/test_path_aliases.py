@@ -8,7 +8,7 @@ from gpuscore.dialects.served import ServedModel
 from gpuscore.errors import ConfigError
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.aliases import read_aliases
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
 from support.connections import check_error, connected, same_answer
 from support.serving import QUICK, serving

@@ -152,18 +152,3 @@ def hanging_import(directory, config):
 
 def slow_load(directory, config):
     return Prepared("slow", lambda: time.sleep(3600))
-
-
-def choosing_a_format(directory, config):
-    """Return a tape with a format of this process alone, unless one is named; note the request."""
-    with (directory / "asked").open("a") as file:
-        file.write(f"{config.dtype}\n")
-    dtype = f"format {os.getpid()}" if config.dtype == "auto" else config.dtype
-    options = {"max_tokens": 8192, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
-
-    def load():
-        tape = MischievousTape(**options)
-        tape.limits = replace(tape.limits, identity=dtype)
-        return tape
-
-    return Prepared("tape", load, dtype)

@@ -75,7 +75,7 @@ def test_a_request_and_its_result_arrive_as_they_were():
 
 def test_the_classes_of_a_classification_model_arrive():
     limits = BackendLimits(64, 16, 9, 40, 10, classes=("good", "not good", "n\u00e9"))
-    assert from_child(encode(Ready(limits, "", ""))).limits == limits
+    assert from_child(encode(Ready(limits, ""))).limits == limits
     assert limits.label_rows == 3
     request = replace(REQUEST, label_ids=(ints(2), ints(0, 1)))
     equal(arrived(request, limits), request)

@@ -133,12 +133,12 @@ def choose_dtype(
 
     Args:
         config: the model.
-        wanted: a name, or "checkpoint" or "auto": the checkpoint's own, or float32 on a CPU that
-            does not compute in it.
+        wanted: a name, or "auto": the checkpoint's own, or float32 on a CPU that does not compute
+            in it.
         device: kind of device.
         computes: tells for a dtype whether the CPU has instructions for its matrix products.
     """
-    own = wanted in ("auto", "checkpoint")
+    own = wanted == "auto"
     name = config.checkpoint_dtype if own else wanted
     if name not in config.dtypes:
         raise ConfigError(

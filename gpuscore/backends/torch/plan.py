@@ -1,7 +1,7 @@
 """`TorchPlan`: device, dtype, sizes and kernels, decided before any weight is read."""
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,6 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
-    UNMEASURED,
     PagePlan,
     check_weights,
     choose_dtype,
@@ -31,7 +30,7 @@ from gpuscore.backends.common.shards import (
     settings_of_a_rank,
 )
 from gpuscore.backends.torch.attention.choice import choose_attention
-from gpuscore.backends.torch.compiler import WORTHWHILE_PARAMETERS, use_compiler
+from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.devices import (
     check_devices,
     choose_device,
@@ -42,7 +41,6 @@ from gpuscore.backends.torch.kernels import use_kernels, why_not_gated_product
 from gpuscore.backends.torch.layers import STEADY_ROWS, steady_threads
 from gpuscore.backends.torch.linear import why_not_int8
 from gpuscore.backends.torch.mixture import why_not_grouped
-from gpuscore.backends.torch.timed_formats import faster_format, time_products
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import BackendLimits
@@ -80,7 +78,6 @@ class TorchPlan:
     framework: Literal["torch"] = "torch"
     shard: Shard = ALL  # of the model that this process holds
     settings: ModelConfig = field(default_factory=ModelConfig)  # the plan was made from these
-    dtype_reason: str = ""  # of "auto", if something was measured
 
     @property
     def part(self) -> DecoderConfig:
@@ -111,52 +108,13 @@ class TorchPlan:
             deterministic_chunk=STEADY_ROWS if self.deterministic else 0,
             classes=self.architecture.config.classes,
             quantized=self.precision != "full",
-            dtype_reason=self.dtype_reason,
             num_states=self.pages.num_states,
             gated_product="yes" if self.not_gated is None else f"no: {self.not_gated}",
         )
 
 
 def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPlan:
-    """Decide what to load; raises ConfigError for a model or setting that is not supported.
-
-    With the dtype "auto" on a CPU, a large model of a format of 16 bits may be planned in float32.
-    The other ranks make their plans of this one's settings, which name its dtype.
-    """
-    plan = _plan(directory, config, rank)
-    if config.dtype != "auto" or not _worth_timing(plan):
-        return plan
-    chosen, reason = _in_faster_format(plan, directory, config)
-    logger.info("--dtype auto is %s: %s", chosen.dtype_name, reason)
-    settings = replace(config, dtype=chosen.dtype_name)
-    return replace(chosen, settings=settings, dtype_reason=reason)
-
-
-def _worth_timing(plan: TorchPlan) -> bool:
-    large = count_parameters(plan.part) >= WORTHWHILE_PARAMETERS
-    in_halves = plan.dtype != torch.float32 and plan.precision != "int8"
-    return plan.device.type == "cpu" and in_halves and large
-
-
-def _in_faster_format(
-    plan: TorchPlan, directory: Path, config: ModelConfig
-) -> tuple[TorchPlan, str]:
-    """Return the plan, or the same in float32 if that fits and is faster here, and why."""
-    try:
-        full = _plan(directory, replace(config, dtype="float32"), 0)
-        # Replicas on CPUs have parts of this fraction, and what they leave is not for weights.
-        left = max(0, int(full.free_memory() * full.pages.fraction) - full.weight_bytes)
-        full.pages.count(left, int(left * UNMEASURED))
-    except ConfigError as error:
-        return plan, f"in float32 it may not fit: {error}"
-    model = plan.part
-    outputs = 2 * model.intermediate_size
-    seconds = time_products(plan.dtype, model.hidden_size, outputs, plan.threads)
-    name, reason = faster_format(plan.dtype_name, seconds)
-    return full if name == "float32" else plan, reason
-
-
-def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
+    """Decide what to load; raises ConfigError for a model or setting that is not supported."""
     refuse_with_ranks(config)
     architecture = read_architecture(RawConfig.read(directory))
     shard = Shard(rank, config.tensor_parallel)

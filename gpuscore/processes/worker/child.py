@@ -17,12 +17,12 @@ from gpuscore.backends.base import Prepared
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
-from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
     Cancel,
     Failure,
     Heartbeat,
     Message,
+    Pipe,
     ProtocolError,
     Ready,
     Refused,
@@ -92,8 +92,7 @@ class _Worker:
         # The objects made so far are permanent, so later garbage collections need not visit them.
         gc.collect()
         gc.freeze()
-        dtype = prepared.dtype or model.dtype
-        self._tell(Ready(self._engine.limits, prepared.about, dtype))
+        self._tell(Ready(self._engine.limits, prepared.about))
         beat = partial(self._beat, lambda: backend.layers_done)
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 

@@ -1,7 +1,7 @@
 """The ASGI application: the routes behind the gate, and the work of those that have a dialect."""
 
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -19,12 +19,11 @@ from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import AnswerTooLarge, DeadlineExceeded
 from gpuscore.server.api.bodies import answer, check_content_type, read_body
-from gpuscore.server.api.openapi import DocumentedApp, group_of
+from gpuscore.server.api.openapi import complete
 from gpuscore.server.api.pages import add_files, add_metrics, add_pages, add_probes
 from gpuscore.server.http.aliases import read_aliases
-from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import COUNT, Gate
-from gpuscore.server.http.headers import ANY_HOST, Hosts, request_seconds
+from gpuscore.server.http.headers import ApiKeys, request_seconds
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
@@ -38,16 +37,13 @@ def create_app(
     config: ServerConfig,
     keys: ApiKeys,
     operations: Operations | None = None,
-    hosts: Hosts = ANY_HOST,
+    hosts: frozenset[str] | None = None,
     rounds: Rounds | None = None,
 ) -> Gate:
     """Return the ASGI application for the served models; by default with metrics but no log."""
     operations = operations or Operations(service)
     aliases = read_aliases(config)
-    app = DocumentedApp(
-        bool(keys),
-        int(config.request_timeout * 1000),
-        aliases,
+    app = FastAPI(
         title="gpuscore",
         version=__version__,
         description="Label probabilities for many items, without decoding.",
@@ -59,6 +55,10 @@ def create_app(
     add_probes(app, service)
     add_pages(app, service, aliases)
     add_metrics(app, operations)
+    longest = int(config.request_timeout * 1000)
+    plain = app.openapi
+    described = cache(lambda: complete(plain(), bool(keys), longest, aliases))
+    app.openapi = described  # type: ignore[method-assign]
     open_paths = {*OPEN_PATHS, *add_files(app, config.ui)}
     return Gate(app, config, keys, operations, hosts, open_paths, rounds)
 
@@ -122,5 +122,5 @@ class PlainRoute(APIRoute):
     """
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
-        super().__init__(path, endpoint, **options | {"tags": [group_of(path)]})
+        super().__init__(path, endpoint, **options)
         self.app = request_response(endpoint)

@@ -59,7 +59,6 @@ def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> di
             "family": _family(model),
             "classes": limits.classes,
             "classes_activation": None if (head := model.prompts.head) is None else head.activation,
-            "dtype_reason": limits.dtype_reason or None,
             "gated_product": limits.gated_product or None,
             "states": limits.num_states or None,
             "max_request_tokens": requests.max_request_tokens,

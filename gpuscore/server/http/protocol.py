@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
 from gpuscore.server.http.gate import BROKEN, CLOSE, Answer, Gate
-from gpuscore.server.http.heads import END, body_length, check_beginning, invalid, readable
+from gpuscore.server.http.headers import END, body_length, check_beginning, invalid, readable
 from gpuscore.server.service import Pacer
 
 NEVER = float("inf")
