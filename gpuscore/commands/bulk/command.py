@@ -12,12 +12,12 @@ from gpuscore.commands.bulk.job import BatchJob, Progress
 from gpuscore.commands.bulk.options import BatchOptions, read_options
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.options import options as known_options
-from gpuscore.config.served import check_single
+from gpuscore.config.served import ServedConfig
 from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import MODEL_FILES, model_directory, model_name
-from gpuscore.processes.replicas.replicas import start_replicas
+from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.serving import load_model, read_files
 
 EXIT_OK, EXIT_FAILED, EXIT_SIGNAL = 0, 1, 128  # plus the signal's number
@@ -34,7 +34,6 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     Raises:
         ConfigError, GpuscoreError, EngineFailed: as `BatchJob.run`.
     """
-    check_single(settings)
     options = read_options(values)
     progress = Progress()
     try:
@@ -79,7 +78,7 @@ def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
     names = tuple(dict.fromkeys((model_name(model.model), model.model)))
     directory = model_directory(model.model, model.revision, model.adapter)
     same = {
-        item.message_name: settings.chosen[item.name].value
+        item.flag: settings.chosen[item.name].value
         for item in known_options(ModelConfig, RequestLimits)
     }
     files = sorted(path for path in directory.iterdir() if path.suffix in MODEL_FILES)
@@ -90,7 +89,8 @@ def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         # A run that goes on might measure something else.
-        started = start_replicas(directory, model, engine)
+        served = ServedConfig(names[0], model, directory=directory)
+        (started,) = start_models([served], engine)
         with closing(started) as replicas:
             files = read_files(directory, family, names[::-1])
             yield load_model(files, limits, replicas)

@@ -1,5 +1,6 @@
 """The ASGI application: the routes behind the gate, and the work of those that have a dialect."""
 
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,11 +13,11 @@ from gpuscore.dialects.paths import OPEN_PATHS
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import openapi_of
 from gpuscore.server.api.bodies import Endpoint, endpoint
-from gpuscore.server.api.openapi import DocumentedApp, group_of
+from gpuscore.server.api.openapi import complete
 from gpuscore.server.api.pages import add_files, add_metrics, add_pages, add_probes
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.headers import ANY_HOST, ApiKeys, Hosts
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
@@ -27,16 +28,13 @@ def create_app(
     config: ServerConfig,
     keys: ApiKeys,
     operations: Operations | None = None,
-    hosts: Hosts = ANY_HOST,
+    hosts: frozenset[str] | None = None,
     rounds: Rounds | None = None,
 ) -> Gate:
     """Return the ASGI application for the served models; by default with metrics but no log."""
     operations = operations or Operations(service)
     aliases = read_aliases(config)
-    app = DocumentedApp(
-        bool(keys),
-        int(config.request_timeout * 1000),
-        aliases,
+    app = FastAPI(
         title="gpuscore",
         version=__version__,
         description="Label probabilities for many items, without decoding.",
@@ -48,6 +46,10 @@ def create_app(
     add_probes(app, service)
     add_pages(app, service, aliases)
     add_metrics(app, operations)
+    longest = int(config.request_timeout * 1000)
+    plain = app.openapi
+    described = cache(lambda: complete(plain(), bool(keys), longest, aliases))
+    app.openapi = described  # type: ignore[method-assign]
     open_paths = {*OPEN_PATHS, *add_files(app, config.ui)}
     return Gate(app, config, keys, operations, hosts, open_paths, rounds)
 
@@ -72,5 +74,5 @@ class PlainRoute(APIRoute):
     """
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
-        super().__init__(path, endpoint, **options | {"tags": [group_of(path)]})
+        super().__init__(path, endpoint, **options)
         self.app = request_response(endpoint)

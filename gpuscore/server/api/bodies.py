@@ -115,22 +115,19 @@ def check_content_type(request: Request) -> None:
 async def read_body(request: Request, config: ServerConfig) -> bytes:
     """Return the whole body, unpacked.
 
-    The gate enforces the timeout and counts the bytes; the connection drops the rest of a body that
-    was answered early.
+    The gate enforces the timeout and the limit of what is sent; the connection drops the rest of a
+    body that was answered early.
 
     Raises:
-        BodyTooLarge: more than `max_body_bytes`, sent or unpacked.
+        BodyTooLarge: more than `max_body_bytes` unpacked.
         InvalidRequest: the body is not in its content encoding.
         Overloaded: the bodies in flight exceed `max_queued_bytes`.
         ClientDisconnect: the client left.
     """
     limit = config.max_body_bytes
     reader = unpacker(request.headers.getlist("content-encoding"))
-    parts, size, received = [], 0, 0
+    parts, size = [], 0
     async for part in request.stream():
-        received += len(part)
-        if received > limit:
-            raise BodyTooLarge(f"the body is over {limit} bytes")
         if reader is None:
             parts.append(part)
             continue
