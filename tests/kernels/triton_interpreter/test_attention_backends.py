@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.torch.attention import tiled
 from gpuscore.config import ModelConfig
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from support.batches import Pages, int32, item_segments
