@@ -177,7 +177,7 @@ class Overloaded(GpuscoreError, status=429):
 
 
 class HeaderTooLarge(GpuscoreError, status=431):
-    """The request's head is larger than `--max-header-bytes`, or has over 100 fields.
+    """The request's head is larger than `--max-header-bytes`.
 
     Remedy: Send fewer or shorter header fields, or raise the limit.
     """

@@ -165,7 +165,6 @@ class ServerConfig:
         "largest request head, with chunk extensions and trailer fields; a larger one gets 431",
         minimum=256,
     )
-    max_headers: int = 100  # most header fields of a request; more get 431
     max_connections: int = 4096  # most open connections; more are closed
     max_inflight_per_key: int = count(1024, "most requests in flight of one API key; more get 429")
     max_answer_bytes: int = size_in_bytes(

@@ -148,7 +148,8 @@ def _run(
     service.close()
     if loading.error is not None:
         raise loading.error
-    server.lines.stopped(server.exit_code != EXIT_OK)
+    ended = "" if server.exit_code == EXIT_OK else ", with requests in flight that got 503"
+    server.say(f"gpuscore: stopped{ended}")
     return EXIT_ERROR if service.failed else server.exit_code
 
 

@@ -16,8 +16,11 @@ from gpuscore.commands.cli import make_parser
 from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
 from gpuscore.config.sources import read_settings
 from gpuscore.dialects.paths import OPEN_PATHS
+from gpuscore.dialects.served import ServedModel
 from gpuscore.processes.worker.process import END
-from gpuscore.server.observe.operations import Metrics, ServerState
+from gpuscore.server.observe.engine_metrics import engine_metrics
+from gpuscore.server.observe.operations import Operations
+from gpuscore.server.service import ScoringService
 from gpuscore.server.stopping import LAST_ANSWERS, LAST_READS
 from gpuscore.types.stats import NO_STATS, ReplicaState
 
@@ -266,8 +269,9 @@ def test_prometheus_reads_the_secret_that_compose_mounts(compose):
 
 def exposed_names():
     """Return the names of all samples that /metrics may have."""
-    state = ServerState(True, True, 0, 0, 0, [ReplicaState("0", "cpu", True, NO_STATS)])
-    families = list(Metrics(lambda: state).registry.collect())
+    operations = Operations(ScoringService([ServedModel("demo")]))
+    replicas = [ReplicaState("0", "cpu", True, NO_STATS)]
+    families = [*operations.metrics.registry.collect(), *engine_metrics(replicas)]
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 
 
