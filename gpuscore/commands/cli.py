@@ -118,7 +118,6 @@ def make_parser() -> CommandParser:
         _doctor,
         model="",
     )
-    doctor.add_argument("--json", action="store_true", help="one JSON object with all checks")
     add_some_flags(doctor, "Settings to check", ModelConfig, ("device",))
     names = ("host", "port", "api_key_file", "insecure")
     add_some_flags(doctor, "Address to check", ServerConfig, names)
@@ -167,7 +166,7 @@ def _info(values: argparse.Namespace, settings: Settings) -> int:
 def _doctor(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.commands.doctor import doctor
 
-    return doctor(settings, as_json=values.json)
+    return doctor(settings)
 
 
 def _batch(values: argparse.Namespace, settings: Settings) -> int:

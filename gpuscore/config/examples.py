@@ -15,7 +15,7 @@ _LINES = {
         "batch Qwen/Qwen3-0.6B --input calls.jsonl --output answers.jsonl --requests",
     ),
     "info": ("info Qwen/Qwen3-8B --device-memory 24GiB --max-model-len 16384",),
-    "doctor": ("doctor --port 9000 --device cpu --json",),
+    "doctor": ("doctor --port 9000 --device cpu",),
     "parity run": ("parity run demo --dtype float32 --report parity.html",),
     "parity record": ("parity record Qwen/Qwen3-0.6B --oracle -o exact.json --dtype float32",),
     "parity compare": ("parity compare gpu.json tpu.json --reference exact.json rounded.json",),

@@ -54,6 +54,11 @@ class FamilyPrompts:
         if family.answering_parts:
             self._answering = DocumentTemplate(family.answering_parts, family.answering_strip)
 
+    @property
+    def fixed_tokens(self) -> int:
+        """Number of tokens before the first text of a caller."""
+        return len(self._ids(self._template.fixed, {}))
+
     def build(self, inputs: RerankInput, errors: ItemErrors | None = None) -> Rerank:
         """Return the request for the documents without errors. Long texts take seconds.
 

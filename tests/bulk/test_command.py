@@ -66,7 +66,6 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
         (["--output", "out.parquet"], "of JSON lines, it must end with .jsonl"),
         (["--input", "none.jsonl"], "none.jsonl: No such file or directory"),
         (["--apply-softmax"], "--apply-softmax needs --labels"),
-        (["--labels", "yes", "--instruction", "x"], "--instruction is for prompt families"),
         (["--query-column", "item"], "--query-column and --item-column are both item"),
     ],
 )
