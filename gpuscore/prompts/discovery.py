@@ -6,14 +6,14 @@ no source names a family, no family is guessed, and `/rerank` is refused with th
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, read_json, read_object, shown
-from gpuscore.models.hub import architecture_name
+from gpuscore.models.hub import FROM_TOKENS, architecture_name
 from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
 from gpuscore.prompts.family import (
     DOCUMENT,
@@ -127,11 +127,31 @@ def find_family(
     chosen = _sentence_transformers(directory, specials, known, head)
     if chosen is None and known is not None:
         chosen = _resolved(known, directory, specials)
+        _check_tokens(config, chosen, directory)
     if chosen is None or (head is not None and head.num_classes > 1):
         return None  # it is unknown which of several classes means relevant
     if head is not None and not chosen.ranks:
         return None  # the meaning of a guard's one class is unknown
     return _for_head(chosen, head)
+
+
+def _check_tokens(config: Mapping[str, Any], family: PromptFamily, directory: Path) -> None:
+    """Raise ConfigError unless vLLM's keys, if they are there, give the family's own formula.
+
+    vLLM documents two: the logit of the second token less that of the first, or that of one token.
+    """
+    tokens, method = config.get(FROM_TOKENS), config.get("method")
+    if tokens is None:
+        return
+    methods = ("no_post_processing",) if len(family.labels) == 1 else (None, "from_2_way_softmax")
+    wanted = [*reversed(family.labels)]
+    if tokens != wanted or method not in methods:
+        raise ConfigError(
+            f"{directory / 'config.json'}: {FROM_TOKENS} is {shown(tokens)} and method "
+            f"{shown(method)}; the family {family.name} has {shown(wanted)} and "
+            f"{shown(methods[-1])}; to be served by the family, name the architecture "
+            "...ForCausalLM and delete both keys"
+        )
 
 
 def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily:
