@@ -38,7 +38,7 @@ server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
 processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
-processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config
+processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config.
   engine system processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.results offline.scorer

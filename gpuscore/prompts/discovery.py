@@ -6,14 +6,14 @@ no source names a family, no family is guessed, and `/rerank` is refused with th
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, read_json, read_object, shown
-from gpuscore.models.hub import architecture_name
+from gpuscore.models.hub import FROM_TOKENS, architecture_name
 from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
 from gpuscore.prompts.family import (
     DOCUMENT,
@@ -24,6 +24,7 @@ from gpuscore.prompts.family import (
     Ends,
     Family,
     PromptFamily,
+    formula_of,
     literal,
 )
 from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
@@ -67,7 +68,16 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
     if type(count) is not int or count < 1:
         raise ConfigError(f"{path}: num_labels must be a positive integer, found {shown(count)}")
     text = config.get("text_config")
-    padding = (text if isinstance(text, dict) else config).get("pad_token_id")
+    own = text if isinstance(text, dict) else config
+    padding, ends = own.get("pad_token_id"), own.get("eos_token_id")
+    if padding is not None and padding in (ends if isinstance(ends, list) else [ends]):
+        logger.warning(
+            "%s: pad_token_id %s is eos_token_id, too. Prompts of a family are read before the "
+            "padding tokens at their end, as in transformers; /v1/score and /v1/classify read the "
+            "last token of what they get, where transformers would skip that token",
+            path,
+            padding,
+        )
     return ClassifierHead(
         count,
         _head_activation(count, config.get("problem_type")),
@@ -117,11 +127,31 @@ def find_family(
     chosen = _sentence_transformers(directory, specials, known, head)
     if chosen is None and known is not None:
         chosen = _resolved(known, directory, specials)
+        _check_tokens(config, chosen, directory)
     if chosen is None or (head is not None and head.num_classes > 1):
         return None  # it is unknown which of several classes means relevant
     if head is not None and not chosen.ranks:
         return None  # the meaning of a guard's one class is unknown
     return _for_head(chosen, head)
+
+
+def _check_tokens(config: Mapping[str, Any], family: PromptFamily, directory: Path) -> None:
+    """Raise ConfigError unless vLLM's keys, if they are there, give the family's own formula.
+
+    vLLM documents two: the logit of the second token less that of the first, or that of one token.
+    """
+    tokens, method = config.get(FROM_TOKENS), config.get("method")
+    if tokens is None:
+        return
+    methods = ("no_post_processing",) if len(family.labels) == 1 else (None, "from_2_way_softmax")
+    wanted = [*reversed(family.labels)]
+    if tokens != wanted or method not in methods:
+        raise ConfigError(
+            f"{directory / 'config.json'}: {FROM_TOKENS} is {shown(tokens)} and method "
+            f"{shown(method)}; the family {family.name} has {shown(wanted)} and "
+            f"{shown(methods[-1])}; to be served by the family, name the architecture "
+            "...ForCausalLM and delete both keys"
+        )
 
 
 def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily:
@@ -200,11 +230,11 @@ def _sentence_transformers(
     formula = _formula(directory)
     if isinstance(known, PromptFamily) and known.ranks:
         if formula != (known.activation, known.scale):
-            told = f"{known.name} as {_told(known.activation, known.scale)}"
+            told = f"{known.name} as {formula_of(known.activation, known.scale)}"
             logger.warning(
                 "the files of %s give relevance as %s, and the family %s, which holds",
                 directory,
-                _told(*formula),
+                formula_of(*formula),
                 told,
             )
         formula = known.activation, known.scale
@@ -245,11 +275,6 @@ def _formula(directory: Path) -> tuple[Activation, float]:
 
 def _torch_names(module: str, name: str) -> tuple[str, str]:
     return f"torch.nn.{name}", f"torch.nn.modules.{module}.{name}"
-
-
-def _told(activation: Activation, scale: float) -> str:
-    raw = "raw" if scale == 1 else f"raw / {scale:g}"
-    return raw if activation == "none" else f"sigmoid({raw})"
 
 
 def _score_module(directory: Path) -> Path | None:

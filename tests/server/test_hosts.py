@@ -5,7 +5,7 @@ import pytest
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.server.http.headers import read_hosts
+from gpuscore.server.http.headers import check_host, read_hosts
 from support.connections import check_error, connected
 from support.serving import QUICK, serving
 
@@ -21,7 +21,7 @@ OTHERS = [
 
 def answers(hosts, name):
     try:
-        hosts.check([(b"accept", b"*/*"), (b"host", name.encode())])
+        check_host([(b"accept", b"*/*"), (b"host", name.encode())], hosts)
     except InvalidRequest:
         return False
     return True
@@ -36,7 +36,7 @@ def answered(config, host, keys):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
 def test_without_keys_on_loopback(host):
     assert answered(ServerConfig(), host, 0) == LOOPBACK
-    read_hosts(ServerConfig(), host, 0).check([])  # HTTP/1.0
+    check_host([], read_hosts(ServerConfig(), host, 0))  # HTTP/1.0
 
 
 @pytest.mark.parametrize(("host", "keys"), [("127.0.0.1", 1), ("0.0.0.0", 0), ("10.0.0.1", 2)])

@@ -32,7 +32,6 @@ from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
 
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 MessageT = TypeVar("MessageT")
 
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
@@ -118,7 +117,7 @@ class Failure(Message, frozen=True):
     def of(cls, id: int, error: BaseException) -> "Failure":
         if not isinstance(error, GpuscoreError):
             error = InternalError("the engine failed")
-        return cls(id, error.code, error.message, error.param, error.retry_after)
+        return cls(id, error.code, error.message, param=error.param, retry_after=error.retry_after)
 
     def error(self) -> GpuscoreError:
         """Return the error; raise ProtocolError if its code is unknown."""
@@ -128,10 +127,11 @@ class Failure(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The child's stats, which it sends several times a second."""
+    """The child's stats, several times a second, and for how many seconds the engine has made no
+    progress with its work."""
 
     stats: EngineStats
-    stalled: Seconds  # since the engine last made progress; 0 while it has no work
+    stalled: Annotated[float, Meta(ge=0)]
 
 
 ToChild: TypeAlias = Score | Cancel  # after Start

@@ -103,50 +103,41 @@ def request_seconds(request: Request, longest: float) -> float:
     return milliseconds / 1000
 
 
-class Hosts:
-    """The names that a server answers to: loopback names and `names`; all if `names` is None."""
+def check_host(headers: Headers, names: frozenset[str] | None) -> None:
+    """Raise InvalidRequest if a head calls the server neither by a loopback name nor one of these.
 
-    def __init__(self, names: frozenset[str] | None = None) -> None:
-        self._names = names
-
-    def check(self, headers: Headers) -> None:
-        """Raise InvalidRequest if a head calls the server by another name.
-
-        A head without a name passes: browsers always send one.
-        """
-        names = self._names
-        if names is None:
-            return
-        for name, value in headers:
-            if name == b"host" and not _known(value.decode("latin-1"), names):
-                raise InvalidRequest(
-                    "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and names "
-                    "of --allowed-hosts, not to the name of this request",
-                    param="Host",
-                )
+    A head without a name passes: browsers always send one. So does any name if `names` is None.
+    """
+    if names is None:
+        return
+    for name, value in headers:
+        if name == b"host" and not _known(value.decode("latin-1"), names):
+            raise InvalidRequest(
+                "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and names "
+                "of --allowed-hosts, not to the name of this request",
+                param="Host",
+            )
 
 
-ANY_HOST = Hosts()
-
-
-def read_hosts(config: ServerConfig, host: str, keys: int) -> Hosts:
-    """Return the names for a server that binds `host` and has so many keys.
+def read_hosts(config: ServerConfig, host: str, keys: int) -> frozenset[str] | None:
+    """Return the names, besides loopback names, of a server that binds `host` and has so many keys;
+    None if it answers to any.
 
     Raises:
         ConfigError: `--allowed-hosts` has a value that no Host field can have.
     """
     if config.allowed_hosts is None:
-        return ANY_HOST if keys or not is_loopback(host) else Hosts(frozenset())
+        return None if keys or not is_loopback(host) else frozenset()
     allowed = [name.strip().lower().removesuffix(".") for name in config.allowed_hosts.split(",")]
     if allowed == [ANY]:
-        return ANY_HOST
+        return None
     if not all(map(_NAME.fullmatch, allowed)):
         raise ConfigError(
             f"--allowed-hosts {config.allowed_hosts}: a name is a host without a port, such as "
             "scores.example.org or [fd00::1]; * alone allows any"
         )
     bound = f"[{host}]" if ":" in host else host
-    return Hosts(frozenset((*allowed, bound)))
+    return frozenset((*allowed, bound))
 
 
 def is_loopback(host: str) -> bool:

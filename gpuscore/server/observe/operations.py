@@ -6,8 +6,7 @@ other text of a caller.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,6 @@ from gpuscore.server.observe.engine_metrics import engine_metrics
 from gpuscore.server.service import ScoringService
 from gpuscore.system.log import LogFormat, LogWriter, clock_time, timestamp
 from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, PROGRESS, STAGES, Headers, RequestRecord
-from gpuscore.types.stats import ReplicaState
 
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # From 1 ms, for a cached classifier prompt, to 120 s, the default --request-timeout.
@@ -50,30 +48,18 @@ _TOTALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
-    """The server's state at the time of a scrape."""
-
-    up: bool
-    ready: bool
-    running: int  # requests in progress
-    log_lines_dropped: int
-    connections_refused: int
-    replicas: Sequence[ReplicaState]  # none until the model is loaded
-
-
 class Metrics:
     """The metrics: counts of finished requests, and a state that is read at each scrape.
 
     Args:
-        state: of this process and of the engine.
+        state: collects the metrics of this process and of the engines.
         models: the served names.
     """
 
-    def __init__(self, state: Callable[[], ServerState], models: Sequence[str] = ()) -> None:
+    def __init__(self, state: Collector, models: Sequence[str]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(_Scraped(state))
+        self.registry.register(state)
         self._requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error; model is "
@@ -155,31 +141,6 @@ class Metrics:
         return counter
 
 
-class _Scraped(Collector):
-    """The samples of a server's state, which is read at the time of a scrape."""
-
-    def __init__(self, read: Callable[[], ServerState]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._read()
-        yield _gauge("requests_running", "HTTP requests in progress", state.running)
-        yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
-        yield _count("connections_refused", "Connections over the limit", state.connections_refused)
-        yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
-        yield _gauge("up", "1 while the process and its engine are alive", state.up)
-        yield _gauge("ready", "1 while requests can be scored", state.ready)
-        yield from engine_metrics(state.replicas)
-
-
-def _gauge(name: str, what: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"gpuscore_{name}", what, value)
-
-
-def _count(name: str, what: str, value: int) -> Metric:
-    return CounterMetricFamily(f"gpuscore_{name}", what, value)
-
-
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
 
@@ -242,7 +203,7 @@ def _json(record: RequestRecord) -> bytes:
 LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 
 
-class Operations:
+class Operations(Collector):
     """The metrics of one server, and its log and traces if they are configured."""
 
     def __init__(
@@ -257,7 +218,7 @@ class Operations:
         self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
         self.connections_refused = 0  # over the limit
-        self.metrics = Metrics(self._state, service.models.names)
+        self.metrics = Metrics(self, service.models.names)
 
     def finish(self, record: RequestRecord, headers: Headers = ()) -> None:
         """Count, trace and log a request that is over."""
@@ -277,15 +238,23 @@ class Operations:
             await asyncio.sleep(LOOP_PERIOD)
             self.metrics.loop_was_late(max(0.0, monotonic() - due))
 
-    def _state(self) -> ServerState:
-        return ServerState(
-            up=self.service.healthy,
-            ready=self.service.ready,
-            running=self.running,
-            log_lines_dropped=self.log.dropped if self.log is not None else 0,
-            connections_refused=self.connections_refused,
-            replicas=self.service.models.states(),
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of a server's state, at the time of a scrape."""
+        yield _gauge("requests_running", "HTTP requests in progress", self.running)
+        dropped = 0 if self.log is None else self.log.dropped
+        yield CounterMetricFamily("gpuscore_log_lines_dropped", "Log lines not written", dropped)
+        yield CounterMetricFamily(
+            "gpuscore_connections_refused", "Connections over the limit", self.connections_refused
         )
+        yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
+        healthy = self.service.healthy
+        yield _gauge("up", "1 while the process and its engine are alive", healthy)
+        yield _gauge("ready", "1 while requests can be scored", self.service.ready)
+        yield from engine_metrics(self.service.models.states())
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"gpuscore_{name}", what, value)
 
 
 def server_timing(record: RequestRecord) -> str:
