@@ -34,7 +34,7 @@ from scenarios import Request
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch import loader
-from gpuscore.backends.torch.attention.triton import TritonAttention
+from gpuscore.backends.torch.attention.tiled import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.delta_net.layer import LinearAttention

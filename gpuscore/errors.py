@@ -92,7 +92,7 @@ class PromptTooLong(GpuscoreError, status=400):
 class TooManyItems(GpuscoreError, status=400):
     """The request has more items than `--max-items`.
 
-    Remedy: Send several requests, or raise the limit; the Python client splits requests itself.
+    Remedy: Send several requests, or raise the limit.
     """
 
 
@@ -177,7 +177,7 @@ class Overloaded(GpuscoreError, status=429):
 
 
 class HeaderTooLarge(GpuscoreError, status=431):
-    """The request's head is larger than `--max-header-bytes`, or has over 100 fields.
+    """The request's head is larger than `--max-header-bytes`.
 
     Remedy: Send fewer or shorter header fields, or raise the limit.
     """

@@ -1,7 +1,7 @@
 """Promise: `gpuscore doctor` names what would keep a server from starting, with a remedy."""
 
-import json
 import os
+import re
 import shutil
 import socket
 import tomllib
@@ -25,9 +25,14 @@ CHECKS = {
 
 
 def checks_of(capsys, *words) -> tuple[int, dict[str, dict[str, str]]]:
-    code = main(["doctor", "--device", "cpu", "--json", *words])
-    answer = json.loads(capsys.readouterr().out)
-    return code, {check["name"]: check for check in answer["checks"]}
+    code, checks = main(["doctor", "--device", "cpu", *words]), {}
+    for line in capsys.readouterr().out.splitlines():
+        if finding := re.fullmatch(r"(OK|warning|problem) +(\w+(?: \w+)*) {2,}(.*)", line):
+            checks[finding[2]] = {"level": finding[1], "found": finding[3], "remedy": ""}
+            latest = checks[finding[2]]
+        elif "  -> " in line:
+            latest["remedy"] = line.partition("-> ")[2]
+    return code, checks
 
 
 def test_a_machine_that_can_serve(capsys):

@@ -38,7 +38,7 @@ server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
 processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
-processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config
+processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config.
   engine system processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.results offline.scorer
@@ -51,7 +51,7 @@ measure.oracle: backends.torch.devices config measure.results measure.workload m
 measure.results: measure.workload
 measure.workload: tokenizers
 commands.info: backends config. models processes prompts
-commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
+commands.doctor: gpuscore backends config config.sources server.http.headers server.http.address
   system.extras torch
 commands.bulk: config dialects system.extras
 commands.bulk.options: commands.bulk config.

@@ -4,11 +4,13 @@ import json
 import re
 
 import pytest
+from tokenizers import Tokenizer
 
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.estimate import estimate_batch
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.commands.cli import main
+from support.family_models import NO, YES, make_directory
 from support.model_configs import LLAMA_8B, MIXTURE, QWEN3_06B
 
 QWEN3_8B = {
@@ -55,6 +57,26 @@ def test_resolved_values_stand_beside_given_ones(capsys):
     assert values["max_model_len"] == "2048"
     assert values["memory_fraction"] == "not set -> 0.7"
     assert values["family"] == "auto -> demo"
+
+
+def test_the_prompt_and_its_formula(tmp_path, capsys):
+    """The ids are those of the tokenizer; ROLES begins with 3 tokens and an instruction."""
+    directory = make_directory(tmp_path / "model", "sentence-transformers")
+    assert main(["info", str(directory), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    fixed = len(tokenizer.encode("<|im_start|>", add_special_tokens=False).ids)
+    for row in (
+        r"prompt family +sentence-transformers model",
+        rf"prompt from +{directory}/modules\.json",
+        rf"formula +logit\({YES}\) - logit\({NO}\)",
+        rf"label ids +{YES}, {NO}",
+        rf"shared by a query's prompts +{fixed} tokens and the query",
+    ):
+        assert re.search(row, shown), (row, shown)
+    late = make_directory(tmp_path / "late", "sentence-transformers-late")
+    assert main(["info", str(late), "--device", "cpu"]) == 0
+    assert re.search(r"shared by a query's prompts +1 tokens\n", capsys.readouterr().out)
 
 
 def test_ranks_share_the_weights(large, capsys):

@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from generate.markdown import code, page, table
-from gpuscore.server.observe.metrics import Metrics, ServerState
+from gpuscore.dialects.served import ServedModel
+from gpuscore.server.observe.engine_metrics import engine_metrics
+from gpuscore.server.observe.operations import Operations
+from gpuscore.server.service import ScoringService
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.stats import NO_STATS, ReplicaState
 
@@ -29,17 +32,10 @@ def page_of_metrics() -> str:
 
 def families() -> list[Metric]:
     """Return all metrics of a server whose engine is running."""
-    state = ServerState(
-        up=True,
-        ready=True,
-        running=0,
-        log_lines_dropped=0,
-        connections_refused=0,
-        replicas=[ReplicaState("0", "cpu", alive=True, stats=NO_STATS)],
-    )
-    metrics = Metrics(lambda: state)
-    metrics.finished(RequestRecord("id"))  # or metrics per request would show no labels
-    return list(metrics.registry.collect())
+    operations = Operations(ScoringService([ServedModel("demo")]))
+    operations.metrics.finished(RequestRecord("id"))  # or metrics per request would show no labels
+    replica = ReplicaState("0", "cpu", alive=True, stats=NO_STATS)
+    return [*operations.metrics.registry.collect(), *engine_metrics([replica])]
 
 
 def _name(metric: Metric) -> str:

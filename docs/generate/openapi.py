@@ -9,7 +9,7 @@ import httpx
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
 
 

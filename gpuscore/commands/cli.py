@@ -30,7 +30,6 @@ from gpuscore.config.flags import (
     refuse_api_key,
 )
 from gpuscore.config.options import options
-from gpuscore.config.served import check_one_source
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
 from gpuscore.measure.arguments import add_measure
@@ -54,15 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = make_parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     command: Callable[[argparse.Namespace, Settings], int] = values.command
-    settings = Settings({})
     try:
-        settings = read_settings(vars(values), os.environ)
-        return command(values, settings)
+        return command(values, read_settings(vars(values), os.environ))
     except ConfigError as error:
-        _complain(f"{error}{settings.sources(str(error))}")
+        _complain(str(error))
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_CONFIG
     except EngineFailed as error:
-        _complain(f"{error}{settings.sources(str(error))}")
+        _complain(str(error))
         return EXIT_TEMPORARY if isinstance(error, LoadTimeout) else EXIT_ENGINE
     except GpuscoreError as error:
         _complain(error.message)
@@ -121,7 +118,6 @@ def make_parser() -> CommandParser:
         _doctor,
         model="",
     )
-    doctor.add_argument("--json", action="store_true", help="one JSON object with all checks")
     add_some_flags(doctor, "Settings to check", ModelConfig, ("device",))
     names = ("host", "port", "api_key_file", "insecure")
     add_some_flags(doctor, "Address to check", ServerConfig, names)
@@ -152,7 +148,6 @@ def _add_command(
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.processes.serving import serve_model
 
-    check_one_source(settings)
     return serve_model(
         settings.make(ModelConfig),
         settings.make(ServerConfig),
@@ -171,7 +166,7 @@ def _info(values: argparse.Namespace, settings: Settings) -> int:
 def _doctor(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.commands.doctor import doctor
 
-    return doctor(settings, as_json=values.json)
+    return doctor(settings)
 
 
 def _batch(values: argparse.Namespace, settings: Settings) -> int:

@@ -1,6 +1,5 @@
 """`gpuscore doctor`: checks of this machine, each with its finding and a remedy."""
 
-import json
 import os
 import platform
 import re
@@ -25,7 +24,7 @@ from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.server.http.address import bind
-from gpuscore.server.http.auth import read_api_keys
+from gpuscore.server.http.headers import read_api_keys
 from gpuscore.system.extras import install
 
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
@@ -62,22 +61,10 @@ class Checked:
     device: str | None
 
 
-def doctor(settings: Settings, as_json: bool) -> int:
+def doctor(settings: Settings) -> int:
     """Print all findings; return 1 if there is a problem."""
     findings = list(examine(settings.make(ModelConfig), settings.make(ServerConfig)))
-    if as_json:
-        checks = [
-            {
-                "name": finding.name,
-                "level": finding.level,
-                "found": finding.state,
-                "remedy": finding.remedy,
-            }
-            for finding in findings
-        ]
-        print(json.dumps({"gpuscore": __version__, "checks": checks}))
-    else:
-        _print(findings)
+    _print(findings)
     return 1 if any(finding.level == "problem" for finding in findings) else 0
 
 
@@ -216,7 +203,7 @@ def _dtype(checked: Checked) -> Iterator[Finding]:
 
 # Features, the best first, whose instructions oneDNN's products and attention in C use.
 _USED = ("amx_bf16", "avx512_bf16"), ("avx512_bf16", "avx512_f", "avx2")
-_FEATURES = (
+_FEATURES = [
     "avx2",
     "avx512_f",
     "avx512_bf16",
@@ -224,7 +211,7 @@ _FEATURES = (
     "avx512_vnni",
     "amx_bf16",
     "amx_int8",
-)
+]
 
 
 def _compiler(checked: Checked) -> Iterator[Finding]:

@@ -10,16 +10,20 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.plan import PagePlan, mebibytes
 from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_parameters
-from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.options import plain
-from gpuscore.config.served import ServedConfig, check_one_source, served_models
+from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import printable
-from gpuscore.models.hub import model_directory, model_name
-from gpuscore.processes.replicas.placement import Sought, places_of_all
+from gpuscore.models.hub import model_name
+from gpuscore.processes.replicas.placement import places_of_all, size_of_weights
 from gpuscore.processes.worker.wire import Placement
+from gpuscore.prompts.documents import FamilyPrompts
+from gpuscore.prompts.family import formula_of
 from gpuscore.prompts.model import ModelFiles
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.types.batch import BackendLimits
 
 SHOWN_CLASSES = 8
 HEAD = ("model", "device", "cores", "weights", "keys and values")
@@ -38,7 +42,6 @@ def print_info(settings: Settings, device_memory: int | None) -> None:
     """
     resolved: dict[str, object] = {}
     try:
-        check_one_source(settings)
         chosen = served_models(settings.make(ModelConfig), settings.make(ServerConfig))
         if len(chosen) == 1:
             _print_model(chosen[0], settings, device_memory, resolved)
@@ -56,30 +59,52 @@ def _print_model(
     device_memory: int | None,
     resolved: dict[str, object],
 ) -> None:
-    model, devices = chosen.config, settings.make(EngineConfig).devices
-    directory = model_directory(model.model, model.revision, model.adapter)
+    chosen = chosen.located()
+    model, directory = chosen.config, chosen.directory
     rows = {"model": f"{model_name(model.model)} ({directory})"}
     if device_memory is None:
-        (places,) = places_of_all([Sought(chosen.name, directory, model)], devices)
+        (places,) = places_of_all([chosen], settings.make(EngineConfig).devices)
         os.environ.update(places[0].environment)
         plan = plan_backend(directory, places[0].model)
-        rows |= _model_rows(plan.architecture.config) | _rank_rows(model)
-        rows |= _device_rows(plan, places)
+        config = plan.architecture.config
+        rows |= _model_rows(config) | _rank_rows(model) | _device_rows(plan, places)
         resolved |= _resolved(plan)
     else:
         wanted = plan_memory(directory, model, device_memory)
-        rows |= _model_rows(wanted.architecture.config) | _rank_rows(model) | _memory_rows(wanted)
+        config = wanted.architecture.config
+        rows |= _model_rows(config) | _rank_rows(model) | _memory_rows(wanted)
         resolved |= wanted.resolved
     family = settings.chosen["family"].value
     files = ModelFiles.read(directory, family, chosen.sources)
     resolved["family"] = "none" if files.family is None else files.family.name
-    rows["prompt family"] = plain(resolved["family"])
+    rows |= _family_rows(files, config)
     rows["tokenizer"] = "tokenizer.json" if files.encoder else "none: token ids only"
     width = max(map(len, rows))
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")
     if device_memory is not None:
         wanted.check()
+
+
+def _family_rows(files: ModelFiles, config: DecoderConfig) -> dict[str, str]:
+    """Return where the model's prompt comes from, what is read after it, and what is shared."""
+    family = files.family
+    if family is None:
+        return {"prompt family": "none"}
+    longest = config.max_position_embeddings
+    limits = BackendLimits(longest, 1, longest, longest, config.vocab_size, classes=config.classes)
+    made = FamilyPrompts(family, PromptBuilder(files.encoder, limits, RequestLimits()))
+    names = [str(label) if family.one_class else f"logit({label})" for label in family.labels]
+    raw = "the class's logit" if family.one_class else " - ".join(names)
+    guards = f"softmax of {', '.join(names)}"
+    shared = f"{made.fixed_tokens} tokens" + " and the query" * family.shares_query
+    return {
+        "prompt family": family.name,
+        "prompt from": family.source,
+        "formula": formula_of(family.activation, family.scale, raw) if family.ranks else guards,
+        "label ids": ", ".join(map(str, made.label_ids)),
+        "shared by a query's prompts": shared,
+    }
 
 
 def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
@@ -89,16 +114,13 @@ def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
     Raises:
         ConfigError: as `places_of_all`.
     """
-    sought = [
-        Sought(model.name, model_directory(model.config.model, model.config.revision), model.config)
-        for model in chosen
-    ]
+    sought = [model.located() for model in chosen]
     rows: list[tuple[str, ...]] = [HEAD]
     for model, places in zip(sought, places_of_all(sought, engine.devices), strict=True):
-        cache = mebibytes(model.config.kv_cache_size or 0)
+        sizes = size_of_weights(model.directory), model.config.kv_cache_size or 0
         for place in places:
             cores = ", ".join(map(str, place.cores)) or "all"
-            rows.append((model.name, place.device, cores, mebibytes(model.weights), cache))
+            rows.append((model.name, place.device, cores, *map(mebibytes, sizes)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -24,9 +24,10 @@ class ModelConfig:
 
     model: str = common(
         "demo",
-        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore)",
+        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore); with "
+        "NAME= before it, requests use that name; serve takes several, separated by commas",
         metavar="MODEL",
-        positional=True,
+        repeated="--model",
     )
     revision: str | None = common(None, "branch, tag or commit of a hub model", unset="main")
     adapter: str | None = option(
@@ -129,16 +130,6 @@ class ServerConfig:
         "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
     )
     port: int = common(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
-    served_model_name: str | None = common(
-        None, "name of the model in requests", unset="MODEL, or its folder's name"
-    )
-    models: str | None = common(
-        None,
-        "name and MODEL, or MODEL alone, of what is served; repeat it with names for several",
-        unset="MODEL",
-        metavar="[NAME=]MODEL",
-        repeated="--model",
-    )
     family: str = common(
         "auto",
         "prompt family that /rerank and /v1/classify use; auto: found by the model's directory or "
@@ -174,7 +165,6 @@ class ServerConfig:
         "largest request head, with chunk extensions and trailer fields; a larger one gets 431",
         minimum=256,
     )
-    max_headers: int = 100  # most header fields of a request; more get 431
     max_connections: int = 4096  # most open connections; more are closed
     max_inflight_per_key: int = count(1024, "most requests in flight of one API key; more get 429")
     max_answer_bytes: int = size_in_bytes(

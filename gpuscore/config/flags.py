@@ -158,10 +158,12 @@ def _add_flag(group: Any, item: Option) -> None:
     default = item.unset if item.default is None else plain(item.default)
     text = f"{item.help} (default: {default})" if default else item.help
     words: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
-    if item.positional:
-        words |= {"nargs": "?", "metavar": item.metavar}
-    elif item.repeated:
-        words |= {"dest": item.name, "action": "append", "metavar": item.metavar}
+    if item.repeated:
+        words |= {"action": "append", "metavar": item.metavar}
+        if item.name == "model":
+            group.add_argument("model", nargs="?", **words)
+            words["help"] = "the same, for one model or several"
+        words |= {"dest": item.name}
     elif item.kind is bool:
         words |= {"action": argparse.BooleanOptionalAction}
     elif item.choices:

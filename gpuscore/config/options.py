@@ -27,10 +27,9 @@ class Option:
     Attributes:
         unset: describes the default None.
         metavar: the value's name in the help; by default N or NAME, or the choices.
-        positional: the command line has the value without a flag.
         common: --help shows it; the others are shown by --help-all.
         repeated: a flag that may be given several times; its values are joined by commas, and the
-            environment and the file have them so.
+            environment and the file have them so. MODEL needs no flag.
         name, kind: of the field; kind is bool, int, float or str.
     """
 
@@ -41,7 +40,6 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     metavar: str = ""
-    positional: bool = False
     common: bool = False
     repeated: str = ""
     name: str = ""
@@ -49,14 +47,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        if self.repeated:
-            return self.repeated
-        return self.name if self.positional else "--" + self.name.replace("_", "-")
-
-    @property
-    def message_name(self) -> str:
-        """The name that messages use."""
-        return self.metavar if self.positional else self.flag
+        return self.repeated or "--" + self.name.replace("_", "-")
 
     @property
     def size(self) -> bool:

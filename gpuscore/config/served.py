@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gpuscore.config import ModelConfig, ServerConfig
-from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
-from gpuscore.models.hub import model_name
+from gpuscore.models.hub import model_directory, model_name
 
 ANY_MODEL = "default"  # what requests may write for "no name"
 _NAME = re.compile(r"[^\s=,]{1,128}")
@@ -21,11 +21,18 @@ class ServedConfig:
         name: shown in answers, metrics and the log.
         config: the settings, with what is loaded as `config.model`.
         others: further names that requests may use.
+        directory: of its files, once it is known.
     """
 
     name: str
     config: ModelConfig
     others: tuple[str, ...] = ()
+    directory: Path = Path()
+
+    def located(self) -> "ServedConfig":
+        """Return it with its directory, which may have to be downloaded first."""
+        own = self.config
+        return replace(self, directory=model_directory(own.model, own.revision, own.adapter))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -34,39 +41,22 @@ class ServedConfig:
 
 
 def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig]:
-    """Return the models that MODEL, or every `--model`, names.
+    """Return the models that MODEL names.
 
     Raises:
         ConfigError: a name is malformed or comes twice, or a setting does not go with several
             models.
     """
-    if server.models is None or not re.search("[=,]", server.models):  # --model MODEL, as elsewhere
-        source = server.models or model.model
-        folder = model_name(source)
-        name = server.served_model_name or folder
-        others = tuple(dict.fromkeys(other for other in (folder, source) if other != name))
-        return [ServedConfig(name, replace(model, model=source), others)]
-    pairs = [_pair(text) for text in server.models.split(",")]
+    if re.search("[=,]", model.model) and not Path(model.model).expanduser().is_dir():
+        pairs = [_pair(text) for text in model.model.split(",")]
+    else:
+        pairs = [(model_name(model.model), model.model)]
     _check([name for name, _ in pairs], model, server)
-    return [ServedConfig(name, replace(model, model=source)) for name, source in pairs]
-
-
-def check_one_source(settings: Settings) -> None:
-    """Raise ConfigError if both MODEL and `--model` name a model to serve."""
-    alone, several = settings.chosen["model"], settings.chosen["models"]
-    if several.value is not None and alone.source != DEFAULT:
-        raise ConfigError(
-            f"MODEL {alone.value} and --model {several.value}: name all models by --model"
-        )
-
-
-def check_single(settings: Settings) -> None:
-    """Raise ConfigError if `--model` is used and the MODEL that the command needs is missing."""
-    alone, several = settings.chosen["model"], settings.chosen["models"]
-    if several.value is not None and alone.source == DEFAULT:
-        raise ConfigError(
-            f"--model {several.value} is for serve and info: name the one MODEL to use here"
-        )
+    if len(pairs) > 1:
+        return [ServedConfig(name, replace(model, model=source)) for name, source in pairs]
+    ((name, source),) = pairs
+    names = dict.fromkeys((name, model_name(source), source))
+    return [ServedConfig(name, replace(model, model=source), (*names,)[1:])]
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
@@ -89,8 +79,6 @@ def _check(names: Sequence[str], model: ModelConfig, server: ServerConfig) -> No
     twice = [name for number, name in enumerate(names) if name in names[:number]]
     if twice:
         raise ConfigError(f"--model {twice[0]}=... is given twice; each model needs its own name")
-    if server.served_model_name is not None:
-        raise ConfigError("--served-model-name and --model both name the model; use --model alone")
     of_one = {
         "--backend jax": model.backend == "jax",
         f"--revision {model.revision}": model.revision is not None,

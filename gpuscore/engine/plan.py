@@ -254,15 +254,20 @@ class _Sharing(_Tree):
     def append_all(self, max_tokens: int) -> None:
         """Add all items; runs of neighbours that share a beginning become families."""
         waiting = [*self._runs(0, len(self._heads), LEAST)][::-1]
+        own = np.cumsum([0, *(self._lengths - self._common)])
         while waiting:
             start, stop = waiting.pop()
             kept = len(self.items)
-            self._append_run(start, stop)
-            if stop - start > 1 and sum(map(len, self.items[kept:])) > max_tokens:
+            # No tree of a run has fewer tokens than those that its items do not share.
+            least = self._common[start] + own[stop] - own[start]
+            if stop - start == 1 or least <= max_tokens:
+                self._append_run(start, stop)
+                if stop - start == 1 or sum(map(len, self.items[kept:])) <= max_tokens:
+                    continue
                 for part in (self.items, self.labels, self.parents, self.rows):
                     del part[kept:]
-                middle = (start + stop) // 2
-                waiting += [(middle, stop), (start, middle)]
+            middle = (start + stop) // 2
+            waiting += [(middle, stop), (start, middle)]
 
     def _runs(self, start: int, stop: int, least: int) -> Iterator[tuple[int, int]]:
         """Divide sorted items where neighbours share fewer than `least` first tokens."""

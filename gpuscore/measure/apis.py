@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -25,14 +26,14 @@ class Api:
         gives: probabilities of EVERY label that is asked for or of the FIRST, or that of the BEST
             token whatever is asked for.
         body: makes a request of a model's name and label ids.
-        rows: reads an answer's scores, a row for each item, given their number.
+        rows: reads an answer's scores, a row for each item.
     """
 
     name: str
     path: str
     gives: str
     body: Callable[[BenchRequest, str, Ids], dict[str, Any]]
-    rows: Callable[[Any, int], Rows]
+    rows: Callable[[Any], Rows]
 
     def encode(self, ask: BenchRequest, model: str, labels: Ids = LABELS) -> bytes:
         return msgspec.json.encode(self.body(ask, model, labels))
@@ -40,7 +41,7 @@ class Api:
     def read(self, body: bytes, items: int) -> Rows:
         """Return a row per item; raise ValueError for a malformed answer."""
         try:
-            rows = self.rows(msgspec.json.decode(body), items)
+            rows = self.rows(msgspec.json.decode(body))
             if len(rows) == items and all(math.isfinite(score) for row in rows for score in row):
                 return rows
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -57,11 +58,12 @@ def _generative_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, An
     return _score_body(ask, model, labels) | whole
 
 
-def _generative_rows(answer: Any, items: int) -> Rows:
-    rows: Rows = [[math.nan] for _ in range(items)]
-    for entry in answer["data"]:
-        rows[entry["index"]] = [float(entry["score"])]
-    return rows
+def _generative_rows(answer: Any) -> Rows:
+    return [[float(entry["score"])] for entry in _ordered(answer["data"])]
+
+
+def _ordered(entries: Any) -> list[Any]:
+    return sorted(entries, key=lambda entry: int(entry["index"]))
 
 
 def _completions_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
@@ -73,20 +75,16 @@ def _joined(query: Any, item: Any) -> Any:
     return query + item if isinstance(query, str) else [*query, *item]
 
 
-def _completions_rows(answer: Any, items: int) -> Rows:
+def _completions_rows(answer: Any) -> Rows:
     """Return the probability of the most probable next token of each prompt."""
-    choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-    return [[math.exp(choice["logprobs"]["token_logprobs"][-1])] for choice in choices]
-
-
-def _score_rows(answer: Any, items: int) -> Rows:
-    return list(answer["scores"])
+    logs = [choice["logprobs"]["token_logprobs"] for choice in _ordered(answer["choices"])]
+    return [[math.exp(log[-1])] for log in logs]
 
 
 APIS = {
     api.name: api
     for api in (
-        Api("score", "/v1/score", EVERY, _score_body, _score_rows),
+        Api("score", "/v1/score", EVERY, _score_body, itemgetter("scores")),
         Api("generative", "/generative_scoring", FIRST, _generative_body, _generative_rows),
         Api("completions", "/v1/completions", BEST, _completions_body, _completions_rows),
     )

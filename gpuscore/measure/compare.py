@@ -18,8 +18,6 @@ from gpuscore.measure.report import conclude, facts_of
 from gpuscore.measure.results import Measured
 from gpuscore.measure.sample import difference
 
-Judged = tuple[list[Agreement], list[Verdict]]
-
 
 def compare(values: argparse.Namespace, settings: Settings) -> int:
     """Run the command; return 1 if scores differ by more than the gates allow."""
@@ -46,7 +44,9 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
     return conclude(values.report, title, times, (found, verdicts), facts)
 
 
-def judged(servers: Sequence[Measured], references: Sequence[Measured] = ()) -> Judged:
+def judged(
+    servers: Sequence[Measured], references: Sequence[Measured] = ()
+) -> tuple[list[Agreement], list[Verdict]]:
     """Judge every pair of servers; with references each server by them.
 
     The reference in float32, or else the only one, counts as right. Another one in a server's
@@ -120,12 +120,10 @@ def _named(places: Sequence[str]) -> list[Bundle]:
 
 def _renamed(bundle: Bundle, name: str) -> Bundle:
     """Put the bundle's name before the servers' names, which may be the same in several bundles."""
-
-    def new(old: str) -> str:
-        return name if len(bundle.servers) == 1 else f"{name}: {old}"
-
-    servers = tuple(replace(server, name=new(server.name)) for server in bundle.servers)
-    rows = tuple(replace(row, server=new(row.server)) for row in bundle.rows)
+    few = len(bundle.servers) == 1
+    names = {s.name: name if few else f"{name}: {s.name}" for s in bundle.servers}
+    servers = tuple(replace(server, name=names[server.name]) for server in bundle.servers)
+    rows = tuple(replace(row, server=names[row.server]) for row in bundle.rows)
     return Bundle(bundle.facts, servers, rows)
 
 

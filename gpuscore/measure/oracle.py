@@ -3,7 +3,6 @@
 import gc
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class Oracle:
         lse = np.empty(len(prompts))
         for rows in _together(prompts):
             tokens = torch.tensor([prompts[row] for row in rows], device=self._device)
-            with torch.inference_mode(), _full_float32():
+            with torch.inference_mode():  # PyTorch's default: no TF32 in products
                 out = self._model(tokens, use_cache=False, logits_to_keep=1).logits
             for row, values in zip(rows, out[:, -1].double().cpu(), strict=True):
                 logits[row] = values[case.label_ids[row]].numpy()
@@ -119,14 +118,3 @@ def _together(prompts: list[Ids]) -> Iterator[list[int]]:
         count = min(MOST_PROMPTS, max(1, ATTENTION_SCORES // length**2))
         for start in range(0, len(rows), count):
             yield rows[start : start + count]
-
-
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """Switch TF32 off, whatever the process has set."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -74,19 +74,15 @@ def _prepared(
     config = settings.make(ModelConfig)
     directory = model_directory(config.model, config.revision, config.adapter)
     plan = plan_backend(directory, config)
-    return config, directory, plan, _workload(directory, plan, values)
-
-
-def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Workload:
-    tokenizer = read_tokenizer(directory)
-    size = values.workload or ("standard" if tokenizer is None else TEXT)
-    model = plan.architecture.config
+    tokenizer, model = read_tokenizer(directory), plan.architecture.config
     if model.classes is not None:
         raise ConfigError(
             f"config.json: architectures is {model.architecture!r}; supported by this comparison: "
             "language models, whose labels are tokens"
         )
-    return make_workload(size, values.seed, model.vocab_size, plan.max_model_len, tokenizer)
+    size = values.workload or ("standard" if tokenizer is None else TEXT)
+    rows, context = model.vocab_size, plan.max_model_len
+    return config, directory, plan, make_workload(size, values.seed, rows, context, tokenizer)
 
 
 def _told(model: str, workload: Workload) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from gpuscore.measure.apis import APIS, Api
 from gpuscore.measure.figures import Row, Shot, failed, measured
 from gpuscore.measure.sample import difference, disagreement, take, trouble
 from gpuscore.measure.scenarios import Draws, Scenario, Way, poisson_at
-from gpuscore.measure.targets import SAFE_VOCAB, HttpTarget
-from gpuscore.measure.workload import sample
+from gpuscore.measure.targets import HttpTarget
+from gpuscore.measure.workload import SAMPLE_IDS, sample
 
 MOST_ROUNDS = 30
 PROBED = 64  # requests in flight while a server's capacity is measured
@@ -37,7 +37,7 @@ class Timed:
         return APIS["completions" if self.way.decodes else self.target.server.api]
 
     def row(self) -> Row:
-        """Return the row without figures."""
+        """Return the row, with figures if there are any."""
         scenario, way = self.scenario, self.way
         notes, shape, total = [], str(way.shape), way.requests
         if scenario.asks:
@@ -49,7 +49,8 @@ class Timed:
         if way.in_flight > way.sent:
             notes.append(f"only {way.sent:,} in flight, because no more are sent")
         names = scenario.name, way.name, shape, self.target.server.name
-        return Row(*names, notes=tuple(notes), error=self.error)
+        row = Row(*names, notes=tuple(notes), error=self.error)
+        return row if self.error or not self.shots else measured(row, self.shots, bool(way.rate))
 
 
 class BenchRun:
@@ -72,7 +73,7 @@ class BenchRun:
         self.targets, self.options, self._say = targets, options, say
         self.scenarios = [scenario.scaled(options.scale) for scenario in scenarios]
         self._timed: list[Timed] = []
-        self._vocab = min(target.server.vocab or SAFE_VOCAB for target in targets)
+        self._vocab = min(target.server.vocab or SAMPLE_IDS for target in targets)
         self._draws = Draws(options.bench_seed, self._vocab)
 
     def run(self) -> None:
@@ -84,12 +85,7 @@ class BenchRun:
             self._time(scenario, each)
 
     def rows(self) -> list[Row]:
-        return [
-            measured(timed.row(), timed.shots, timed.way.rate is not None)
-            if timed.error is None and timed.shots
-            else timed.row()
-            for timed in self._timed
-        ]
+        return [timed.row() for timed in self._timed]
 
     def _sample(self, target: HttpTarget) -> None:
         """Score the sample; a target that disagrees with an earlier one is marked as wrong."""

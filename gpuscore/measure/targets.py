@@ -17,11 +17,10 @@ from gpuscore.measure.apis import APIS, LABELS, Api
 from gpuscore.measure.load import LoadGenerator, Record, authorized
 from gpuscore.measure.results import Measured
 from gpuscore.measure.scenarios import BenchRequest
-from gpuscore.measure.workload import SAMPLE_IDS, Ids
+from gpuscore.measure.workload import Ids
 from gpuscore.types.batch import Float64Array
 
 UNKNOWN = "unknown"
-SAFE_VOCAB = SAMPLE_IDS  # ids to use if their number is unknown; most models have these
 TINY = BenchRequest([5, 6], [[7], [8, 9]])
 JSON = {"Content-Type": "application/json"}
 

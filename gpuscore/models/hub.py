@@ -14,6 +14,7 @@ from gpuscore.models.adapter import laid_over
 
 DEMO = "demo"
 MODEL_FILES = (".json", ".safetensors", ".jinja")  # that a score depends on
+FROM_TOKENS = "classifier_from_token"
 # Models of text and pictures whose text is served; requests cannot send pictures.
 TEXT_TOWERS = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5ForSequenceClassification"})
 # Weights in safetensors and the other files that are read; no other formats of the same weights.
@@ -89,9 +90,16 @@ def _from_hub(model: str, path: Path, revision: str | None) -> Path:
 
 
 def architecture_name(config: Mapping[str, Any]) -> str:
-    """Return the architecture that a config.json names; empty if it names none."""
+    """Return the architecture that a config.json names; empty if it names none.
+
+    With vLLM's key FROM_TOKENS it names a classifier, which vLLM makes of the rows of the causal
+    head that is in the directory.
+    """
     names = config.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if config.get(FROM_TOKENS) is None:
+        return name
+    return name.replace("ForSequenceClassification", "ForCausalLM")
 
 
 _READ = ("model.safetensors", "model.safetensors.index.json")

@@ -65,7 +65,11 @@ def _rows(directory: Path, name: str, model: LoadedModel) -> Iterator[tuple[str,
     yield "family", _family(model.prompts)
     yield "routes", ", ".join(_routes(model.prompts, limits))
     if model.prompts.builder.encoder is None:
-        yield "warning", "no tokenizer.json: texts are refused, requests have to send token ids"
+        yield (
+            "warning",
+            "no tokenizer.json: texts are refused, requests have to send token ids; transformers' "
+            "AutoTokenizer (save_pretrained) makes one of tokenizer.model or tekken.json",
+        )
     yield "runs on", model.about
     yield "prompts", f"up to {limits.max_model_len:,} tokens"
     yield "KV cache", f"{limits.num_pages:,} pages of {limits.page_size}, {tokens:,} tokens"

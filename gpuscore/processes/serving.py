@@ -14,14 +14,11 @@ from gpuscore.config.options import changed
 from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import ConfigError, EngineFailed
-from gpuscore.models.hub import model_directory
 from gpuscore.processes.announcement import announcement
-from gpuscore.processes.replicas.placement import Sought
 from gpuscore.processes.replicas.replicas import Replicas, start_models
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.aliases import read_aliases
-from gpuscore.server.http.auth import read_api_keys
-from gpuscore.server.http.headers import read_hosts
+from gpuscore.server.http.headers import read_api_keys, read_hosts
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogWriter
@@ -48,15 +45,8 @@ def serve_model(
     with ExitStack() as ending:
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: keys.start_reading(server))
-        directories = [
-            model_directory(entry.config.model, entry.config.revision, entry.config.adapter)
-            for entry in chosen
-        ]
-        sought = [
-            Sought(entry.name, directory, entry.config)
-            for entry, directory in zip(chosen, directories, strict=True)
-        ]
-        replicas = start_models(sought, engine)
+        chosen = [entry.located() for entry in chosen]
+        replicas = start_models(chosen, engine)
         # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
         output = ending.enter_context(LogWriter(STANDARD_OUTPUT))
         for engines in replicas:
@@ -68,10 +58,10 @@ def serve_model(
         models = [  # while the engines import torch
             (
                 ServedModel(entry.name, entry.others),
-                read_files(directory, server.family, entry.sources),
+                read_files(entry.directory, server.family, entry.sources),
                 changed(entry.config, engine),
             )
-            for entry, directory in zip(chosen, directories, strict=True)
+            for entry in chosen
         ]
 
         def load(number: int) -> LoadedModel:  # in a thread
@@ -82,14 +72,14 @@ def serve_model(
 
         def announce(address: str) -> None:
             ready = [
-                (directory, served.name, served.loaded)
-                for directory, (served, _, _) in zip(directories, models, strict=True)
+                (entry.directory, served.name, served.loaded)
+                for entry, (served, _, _) in zip(chosen, models, strict=True)
                 if served.loaded is not None
             ]
-            say(announcement(address, ready, len(keys), os.getpid(), server.ui))
+            say(announcement(address, ready, len(keys), os.getpid(), ui=server.ui))
 
         loads = [(served, partial(load, number)) for number, (served, _, _) in enumerate(models)]
-        return serve(loads, server, keys, announce, tracer, say)
+        return serve(loads, server, keys, announce, tracer=tracer, say=say)
 
 
 @contextmanager

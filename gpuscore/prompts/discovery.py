@@ -6,14 +6,14 @@ no source names a family, no family is guessed, and `/rerank` is refused with th
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, read_json, read_object, shown
-from gpuscore.models.hub import architecture_name
+from gpuscore.models.hub import FROM_TOKENS, architecture_name
 from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
 from gpuscore.prompts.family import (
     DOCUMENT,
@@ -24,6 +24,7 @@ from gpuscore.prompts.family import (
     Ends,
     Family,
     PromptFamily,
+    formula_of,
     literal,
 )
 from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
@@ -67,7 +68,16 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
     if type(count) is not int or count < 1:
         raise ConfigError(f"{path}: num_labels must be a positive integer, found {shown(count)}")
     text = config.get("text_config")
-    padding = (text if isinstance(text, dict) else config).get("pad_token_id")
+    own = text if isinstance(text, dict) else config
+    padding, ends = own.get("pad_token_id"), own.get("eos_token_id")
+    if padding is not None and padding in (ends if isinstance(ends, list) else [ends]):
+        logger.warning(
+            "%s: pad_token_id %s is eos_token_id, too. Prompts of a family are read before the "
+            "padding tokens at their end, as in transformers; /v1/score and /v1/classify read the "
+            "last token of what they get, where transformers would skip that token",
+            path,
+            padding,
+        )
     return ClassifierHead(
         count,
         _head_activation(count, config.get("problem_type")),
@@ -114,14 +124,34 @@ def find_family(
     known = by_name(names, architecture_name(config))
     if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
         known = QWEN3_RERANKER
-    chosen = _sentence_transformers(directory, specials, known)
+    chosen = _sentence_transformers(directory, specials, known, head)
     if chosen is None and known is not None:
         chosen = _resolved(known, directory, specials)
+        _check_tokens(config, chosen, directory)
     if chosen is None or (head is not None and head.num_classes > 1):
         return None  # it is unknown which of several classes means relevant
     if head is not None and not chosen.ranks:
         return None  # the meaning of a guard's one class is unknown
     return _for_head(chosen, head)
+
+
+def _check_tokens(config: Mapping[str, Any], family: PromptFamily, directory: Path) -> None:
+    """Raise ConfigError unless vLLM's keys, if they are there, give the family's own formula.
+
+    vLLM documents two: the logit of the second token less that of the first, or that of one token.
+    """
+    tokens, method = config.get(FROM_TOKENS), config.get("method")
+    if tokens is None:
+        return
+    methods = ("no_post_processing",) if len(family.labels) == 1 else (None, "from_2_way_softmax")
+    wanted = [*reversed(family.labels)]
+    if tokens != wanted or method not in methods:
+        raise ConfigError(
+            f"{directory / 'config.json'}: {FROM_TOKENS} is {shown(tokens)} and method "
+            f"{shown(method)}; the family {family.name} has {shown(wanted)} and "
+            f"{shown(methods[-1])}; to be served by the family, name the architecture "
+            "...ForCausalLM and delete both keys"
+        )
 
 
 def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily:
@@ -177,20 +207,22 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
 
 
 def _sentence_transformers(
-    directory: Path, specials: Sequence[str], known: AnyFamily | None
+    directory: Path, specials: Sequence[str], known: AnyFamily | None, head: ClassifierHead | None
 ) -> PromptFamily | None:
     """Return the family that sentence-transformers' files define, or None without such files.
 
-    They are modules.json, the configuration of the module that reads the logits, and the chat
-    template. The formula is that of a known family, if there is one.
+    They are modules.json, the configuration of the module that reads the logits unless the model
+    has a head of classes, and the chat template. The formula is that of a known family, if there is
+    one.
     """
     read_by = _score_module(directory)
-    if read_by is None:
+    if read_by is None and not (head is not None and _takes_messages(directory)):
         return None
-    labels = _score_labels(read_by)
+    labels = (ONLY_CLASS,) if read_by is None else _score_labels(read_by)
     template = ChatTemplate.read(directory)
     if template is None:
-        raise ConfigError(f"{directory} has a {LOGIT_SCORE} module but no chat template")
+        what = "takes messages" if read_by is None else f"has a {LOGIT_SCORE} module"
+        raise ConfigError(f"{directory} {what} but has no chat template")
     instruction = _instruction(directory / "config_sentence_transformers.json")
     system = [("system", "{" + INSTRUCTION + "}")] if instruction else []
     messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
@@ -198,11 +230,11 @@ def _sentence_transformers(
     formula = _formula(directory)
     if isinstance(known, PromptFamily) and known.ranks:
         if formula != (known.activation, known.scale):
-            told = f"{known.name} as {_told(known.activation, known.scale)}"
+            told = f"{known.name} as {formula_of(known.activation, known.scale)}"
             logger.warning(
                 "the files of %s give relevance as %s, and the family %s, which holds",
                 directory,
-                _told(*formula),
+                formula_of(*formula),
                 told,
             )
         formula = known.activation, known.scale
@@ -245,11 +277,6 @@ def _torch_names(module: str, name: str) -> tuple[str, str]:
     return f"torch.nn.{name}", f"torch.nn.modules.{module}.{name}"
 
 
-def _told(activation: Activation, scale: float) -> str:
-    raw = "raw" if scale == 1 else f"raw / {scale:g}"
-    return raw if activation == "none" else f"sigmoid({raw})"
-
-
 def _score_module(directory: Path) -> Path | None:
     """Return the path of the configuration of the module that reads the logits, or None."""
     path = directory / "modules.json"
@@ -267,6 +294,14 @@ def _score_module(directory: Path) -> Path | None:
             f"{path}: path is {shown(places[0])}; supported: a folder of the model's directory"
         )
     return directory / places[0] / "config.json"
+
+
+def _takes_messages(directory: Path) -> bool:
+    """Return True if sentence-transformers gives the model its chat template's prompts."""
+    path = directory / "sentence_bert_config.json"
+    settings = read_object(path) or {}
+    kinds = as_object(settings.get("modality_config") or {}, f"{path}: modality_config")
+    return "message" in kinds and (directory / "modules.json").exists()
 
 
 def _score_labels(path: Path) -> tuple[int, ...]:

@@ -54,6 +54,11 @@ class FamilyPrompts:
         if family.answering_parts:
             self._answering = DocumentTemplate(family.answering_parts, family.answering_strip)
 
+    @property
+    def fixed_tokens(self) -> int:
+        """Number of tokens before the first text of a caller."""
+        return len(self._ids(self._template.fixed, {}))
+
     def build(self, inputs: RerankInput, errors: ItemErrors | None = None) -> Rerank:
         """Return the request for the documents without errors. Long texts take seconds.
 
@@ -98,7 +103,10 @@ class FamilyPrompts:
             for query, numbered in groupby(enumerate(inputs.queries), key=lambda pair: pair[1])
         ]
         truncated: list[int] = []
-        made = [self._group(inputs, query, indices, truncated, errors) for query, indices in groups]
+        made = [
+            self._group(inputs, query, indices, truncated=truncated, errors=errors)
+            for query, indices in groups
+        ]
         num_shared = made[0].num_shared
         # A pair's cut, on which bits depend, must not depend on the queries of other pairs.
         fixed = self._builder.backend.deterministic_chunk and isinstance(inputs.query, list)
@@ -192,7 +200,7 @@ class FamilyPrompts:
         head, tail = filled(head, **values), filled(tail, **values)
         around = len(shared) + len(closing)
         whole = [template.text(DOCUMENT, inputs.documents[index]) for index in indices]
-        documents = self._cut(inputs, whole, around, encoder, (head, tail))
+        documents = self._cut(inputs, whole, around, encoder=encoder, texts=(head, tail))
         with refused_controls(inputs.query_name):
             num_shared = len(shared) + encoder.num_shared(head, self._limit)
         pairs = zip(indices, whole, documents, strict=True)

@@ -121,6 +121,13 @@ class PromptFamily(Family):
         return sigmoid(raw / self.scale)
 
 
+def formula_of(activation: Activation, scale: float, raw: str = "raw") -> str:
+    """Return the formula of relevances as text."""
+    divided = f"({raw})" if " " in raw else raw
+    scaled = raw if scale == 1 else f"{divided} / {scale:g}"
+    return scaled if activation == "none" else f"sigmoid({scaled})"
+
+
 def sigmoid(x: Float64Array) -> Float64Array:
     small = np.exp(-np.abs(x))
     shares: Float64Array = np.where(x >= 0, 1.0, small) / (1.0 + small)

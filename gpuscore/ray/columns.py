@@ -96,7 +96,9 @@ class ScoreBatches:
             errors = tuple(
                 results.ItemError(n, error.code, error.message) for n in range(len(pairs))
             )
-            return Scores(np.array(np.nan), None, None, 0, 0, errors=errors)
+            return Scores(
+                np.array(np.nan), None, None, prompt_tokens=0, cached_tokens=0, errors=errors
+            )
 
 
 def _reason(error: results.ItemError, place: str, shown: str) -> str:

@@ -19,9 +19,9 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config.served import served_models
 from gpuscore.errors import GpuscoreError, Unavailable
-from gpuscore.models.hub import model_directory
-from gpuscore.processes.replicas.replicas import Replicas, start_replicas
+from gpuscore.processes.replicas.replicas import Replicas, start_models
 from gpuscore.processes.worker import wire
 from gpuscore.processes.worker.client import RETRY_AFTER
 from gpuscore.ray.settings import AppSettings
@@ -56,17 +56,16 @@ class EngineHost:
         await asyncio.to_thread(self._start)
 
     def _start(self) -> None:
-        model = self._settings.model
-        directory = model_directory(model.model, model.revision, model.adapter)
-        self._replicas = start_replicas(directory, model, self._settings.engine)
+        (served,) = served_models(self._settings.model, self._settings.server)
+        (self._replicas,) = start_models([served.located()], self._settings.engine)
         self._limits = self._replicas.wait_ready()
 
     async def facts(self) -> bytes:
         """Return the `Facts`, with the replica's name in Ray's own logs."""
         (own,) = self._replicas.states()
         state = replace(own, replica=self._name, device=get_runtime_context().get_node_id())
-        about, settings = self._replicas.about, self._settings
-        return wire.encode(Facts(state, self._limits, about, settings.model, settings.engine))
+        settings = self._settings.model, self._settings.engine
+        return wire.encode(Facts(state, self._limits, self._replicas.about, *settings))
 
     async def score(self, frame: bytes, model: str, replica: str) -> bytes:
         """Return the `Result` or `Failure` of a `Score`, whose deadline is the time that is left.

@@ -15,7 +15,7 @@ from gpuscore.processes.serving import load_model, read_files
 from gpuscore.ray.engine import POLL, ClusterEngine, Facts, Handle, all_facts
 from gpuscore.ray.settings import AppSettings
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.auth import read_api_keys
+from gpuscore.server.http.headers import read_api_keys
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.service import ScoringService

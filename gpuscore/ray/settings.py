@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gpuscore.config import CONFIGS, EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.sources import OPTIONS, closest, read_settings
+from gpuscore.config.served import served_models
+from gpuscore.config.sources import OPTIONS, SHOWS_ALL, read_settings
 from gpuscore.errors import ConfigError
 
 # Settings of `gpuscore serve` whose matter is Ray's.
 RAYS = {"host", "port", "insecure", "allowed_hosts", "keep_alive_timeout", "max_header_bytes"}
-RAYS |= {"devices", "models", "tensor_parallel"}
+RAYS |= {"devices", "tensor_parallel"}
 
 
 class AppSettings(NamedTuple):
@@ -37,8 +38,11 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
                 "device of its own, and has an application for each model"
             )
         if name not in OPTIONS:
-            raise ConfigError(f"there is no argument {name}{closest(name, OPTIONS)}")
+            raise ConfigError(f"there is no argument {name}; {SHOWS_ALL}")
     texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
     read = {name: OPTIONS[name].from_text(text) for name, text in texts.items()}
     settings = read_settings({**arguments, **read}, {})
-    return AppSettings(*(settings.make(kind) for kind in CONFIGS))
+    made = AppSettings(*(settings.make(kind) for kind in CONFIGS))
+    if len(served_models(made.model, made.server)) > 1:
+        raise ConfigError("argument model names several: Ray has an application for each model")
+    return made

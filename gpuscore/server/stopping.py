@@ -26,41 +26,6 @@ FORCED_ANSWERS = 2.0  # seconds after a second signal for refusing all that is i
 FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 
 
-class StopLines:
-    """Says, at the signal and every few seconds, how many requests are still in flight.
-
-    Args:
-        say: prints a line; it must not block.
-        clock: in seconds.
-    """
-
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
-        self._say, self._clock = say, clock
-        self._next = float("-inf")
-
-    def waiting(self, requests: int, left: float) -> None:
-        """Note that the server drains, with so many requests in flight and seconds left for them.
-
-        Call it often; most calls print nothing.
-        """
-        if self._clock() < self._next:
-            return
-        first, self._next = self._next < 0, self._clock() + EVERY
-        if requests:
-            some = "1 request" if requests == 1 else f"{requests:,} requests"
-            self._say(
-                f"gpuscore: stopping; waiting for {some} in flight, for at most {left:.0f} s; "
-                "a second Ctrl-C or SIGTERM stops at once"
-            )
-        elif first:
-            self._say("gpuscore: stopping; no request is in flight")
-
-    def stopped(self, unanswered: bool) -> None:
-        """Note the end."""
-        ended = ", with requests in flight that got 503" if unanswered else ""
-        self._say(f"gpuscore: stopped{ended}")
-
-
 def stop_signals(config: ServerConfig) -> list[signal.Signals]:
     """Return the signals that drain the server.
 
@@ -89,7 +54,7 @@ class DrainingServer(uvicorn.Server):
         say: Callable[[str], None],
     ) -> None:
         super().__init__(config)
-        self.lines = StopLines(say)
+        self.say, self._next_line = say, 0.0  # prints a line without blocking; when it may be next
         self.service, self._settings, self._gate = gate.operations.service, settings, gate
         self._rounds = rounds
         self.exit_code = EXIT_OK
@@ -142,7 +107,7 @@ class DrainingServer(uvicorn.Server):
         # but not all of them in the short time after a second signal.
         counted = self.force_exit or not self._last_look
         busy = self.service.busy or (counted and len(self._gate.starts) > 0)
-        self.lines.waiting(max(self._gate.admission.requests, busy), max(0.0, left))
+        self._say_waiting(max(self._gate.admission.requests, busy), max(0.0, left))
         if busy and not self.force_exit and left > 0:
             return False
         if busy:
@@ -156,6 +121,20 @@ class DrainingServer(uvicorn.Server):
         # uvicorn's shutdown then waits this long for slow clients to take their answers.
         self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
         return not self._rounds.ready or monotonic() >= self._last_look
+
+    def _say_waiting(self, requests: int, left: float) -> None:
+        """Say at the signal, and every few seconds, how many requests are still in flight."""
+        if monotonic() < self._next_line:
+            return
+        first, self._next_line = not self._next_line, monotonic() + EVERY
+        if requests:
+            some = "1 request" if requests == 1 else f"{requests:,} requests"
+            self.say(
+                f"gpuscore: stopping; waiting for {some} in flight, for at most {left:.0f} s; "
+                "a second Ctrl-C or SIGTERM stops at once"
+            )
+        elif first:
+            self.say("gpuscore: stopping; no request is in flight")
 
     def _exit_anyway(self) -> None:
         sleep(FORCED_EXIT)

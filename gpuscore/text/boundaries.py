@@ -244,7 +244,7 @@ def find_boundaries(tokenizer: Tokenizer) -> Boundaries | None:
     normalizers = flat(tokenizer.normalizer, "normalizers")
     stages = flat(tokenizer.pre_tokenizer, "pretokenizers")
     space = image_of_space(normalizers) if normalizers is not None else None
-    if stages is None or space is None or not _is_deterministic(tokenizer.model):
+    if stages is None or space is None or not is_deterministic(tokenizer.model):
         return None
     starts, still_open = pretoken_starts(stages, space)
     if any(stage["type"] == "Metaspace" for stage in stages):
@@ -303,7 +303,7 @@ def image_of_space(normalizers: Iterable[Mapping[str, Any]]) -> str | None:
     return space
 
 
-def _is_deterministic(model: object) -> bool:
+def is_deterministic(model: object) -> bool:
     """Return True if a text always gets the same ids: no dropout, no sampling."""
     if isinstance(model, models.BPE):
         return not model.dropout

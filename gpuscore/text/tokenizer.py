@@ -65,8 +65,8 @@ class TextEncoder:
         self._for_callers: dict[frozenset[int], TextEncoder] = {}
         specials = find_specials(tokenizer)
         self._specials = specials or Specials(NO_TOKENS, NO_TOKENS)
-        self._boundaries = None if specials is None else find_boundaries(tokenizer)
-        self._first_cut = None if self._boundaries is None else self._boundaries.first
+        self.boundaries = None if specials is None else find_boundaries(tokenizer)
+        self._first_cut = None if self.boundaries is None else self.boundaries.first
 
     @classmethod
     def read(cls, directory: Path, template: str = "") -> "TextEncoder | None":
@@ -148,7 +148,7 @@ class TextEncoder:
         Args:
             items: returns the items from a number on.
         """
-        bounds = self._boundaries
+        bounds = self.boundaries
         cut = bounds and (bounds.first(query) if item_first else bounds.last(query))
         if not cut:
             return lambda start: self.prompts(
@@ -190,7 +190,7 @@ class TextEncoder:
 
         The number depends on the query alone; it is 0 if the query has no safe cut.
         """
-        cut = self._boundaries and self._boundaries.last(query)
+        cut = self.boundaries and self.boundaries.last(query)
         if not cut:
             return 0
         return len(self._specials.opening) + len(self.plain_ids(query[:cut], limit))
@@ -201,7 +201,7 @@ class TextEncoder:
     def _long(self, text: str, special: bool, limit: int | None) -> Int32Array:
         """Encode one text in pieces; raise OverLimit once it has more than `limit` tokens."""
         # With boundaries, `_specials` are known, so the pieces are encoded without them.
-        in_parts = special and self._boundaries is not None
+        in_parts = special and self.boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
         arrays, count = [opening], len(opening) + len(closing)
         check_limit(count, limit)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.torch.attention.plain import TorchAttention
+from gpuscore.backends.torch.attention.tiled import TorchAttention
 from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
-from gpuscore_kernels.extend_attention.layout import KEY, NUM_PACKED, POOL_END, POOL_START
+from gpuscore_kernels.extend_attention.table import KEY, NUM_PACKED, POOL_END, POOL_START
 from support.attention_forms import MACHINES, form, native, runs_here
 from support.attention_inputs import heads_alone, relative_error, requests
 from support.attention_oracle import attention as oracle

@@ -15,7 +15,7 @@ import torch
 from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.flashinfer import lay_out_items
-from gpuscore.backends.torch.attention.plain import TorchAttention
+from gpuscore.backends.torch.attention.tiled import TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import visible_rows
 from gpuscore_kernels.extend_attention.reference import extend_attention

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import plan_backend
-from gpuscore.backends.torch.attention.triton import layout_of, table_places
+from gpuscore.backends.torch.attention.tiled import layout_of, table_places
 from gpuscore.backends.torch.batch_words import Places
 from gpuscore.backends.torch.buckets import FEW, Bucket, filled_batch, find_bucket, make_buckets
 from gpuscore.backends.torch.graph_launcher import GRAPH_WORDS

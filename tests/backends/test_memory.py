@@ -216,18 +216,18 @@ def test_weights_are_in_memory_once(tmp_path, dtype):
     made = plan_backend(tmp_path, ModelConfig(device="cpu", dtype=dtype))
     memory, held = HostMemory(), []
     memory.trim()
-    before = memory._status("VmRSS")
+    before = memory.status("VmRSS")
 
     def load():
         held.append(
             load_weights(tmp_path, made.architecture, WeightFormat(made.dtype, made.device))
         )
 
-    peak = memory._peak(load)
+    peak = memory.peak(load)
     memory.trim()
     assert made.weight_bytes > 50 * MIB
     assert peak < 1.8 * made.weight_bytes, "with freed blocks that the C library keeps"
-    assert memory._status("VmRSS") - before < 1.25 * made.weight_bytes
+    assert memory.status("VmRSS") - before < 1.25 * made.weight_bytes
 
 
 @linux_only
@@ -238,9 +238,9 @@ def test_freed_memory_is_given_back():
     blocks = [b"x" * (100_000 + n) for n in range(1000)]  # written: zeros may take no memory
     kept = blocks[::10]
     blocks.clear()
-    before = memory._status("RssAnon")
+    before = memory.status("RssAnon")
     memory.trim()
-    assert before - memory._status("RssAnon") > 40 * MIB
+    assert before - memory.status("RssAnon") > 40 * MIB
     assert len(kept) == 100
 
 
@@ -250,10 +250,10 @@ def test_unused_pages_cost_nothing(backend_of):
     config = backend_of(SetMemory(2**40, 0)).plan.architecture.config
     memory = HostMemory()
     for dtype in (torch.float32, torch.bfloat16):
-        before = memory._status("VmRSS")
+        before = memory.status("VmRSS")
         pool = KVPool(config, 100_000, 16, dtype, torch.device("cpu"))
         assert sum(k.nbytes + v.nbytes for k, v in pool.layers) > 500 * MIB
-        assert memory._status("VmRSS") - before < 8 * MIB
+        assert memory.status("VmRSS") - before < 8 * MIB
         k, v = pool.read(0, torch.arange(7, 1_600_000, 300_001))
         assert not k.any()
         assert not v.any()

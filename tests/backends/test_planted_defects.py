@@ -11,12 +11,12 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.backends.torch import backend, decoder, launcher, layers, mixture
-from gpuscore.backends.torch.attention import triton
+from gpuscore.backends.torch.attention import tiled
 from gpuscore.engine import jobs
 from gpuscore.text import joining
 from gpuscore_kernels import reference as heads
 from gpuscore_kernels.extend_attention import reference as attention
-from gpuscore_kernels.extend_attention.layout import OWN
+from gpuscore_kernels.extend_attention.table import OWN
 from gpuscore_kernels.row_functions import KEYS
 from support.models import random_ids, reference_logprobs
 
@@ -53,7 +53,7 @@ def test_without_a_defect(tiny_model, family):
 
 def in_tables(monkeypatch, change):
     """Build tables of changed layouts."""
-    patched(monkeypatch, triton, "layout_of", lambda make: lambda *a: change(make(*a)))
+    patched(monkeypatch, tiled, "layout_of", lambda make: lambda *a: change(make(*a)))
 
 
 def items_do_not_see_the_parent(monkeypatch):
@@ -208,7 +208,7 @@ def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
 def a_window_is_one_longer(monkeypatch):
     patched(
         monkeypatch,
-        triton.TableBuilder,
+        tiled.TableBuilder,
         "tables",
         lambda make: lambda self, rows, window: make(self, rows, window and window + 1),
     )

@@ -15,8 +15,9 @@ from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import Shard
 from gpuscore.backends.torch.ranks.messages import batch_of, words_of
 from gpuscore.config import ModelConfig
+from gpuscore.config.served import ServedConfig
 from gpuscore.errors import ConfigError
-from gpuscore.processes.replicas.placement import Sought, places_of_all
+from gpuscore.processes.replicas.placement import places_of_all
 from gpuscore.types.batch import Prefix, Segment, pack
 from support.backends import needs_jax
 from support.batches import int32
@@ -139,6 +140,9 @@ def test_quantised_checkpoints_are_refused():
 
 
 def test_several_models_are_refused(tmp_path):
-    sought = [Sought(name, tmp_path, ModelConfig(tensor_parallel=2)) for name in ("a", "b")]
+    sought = [
+        ServedConfig(name, ModelConfig(tensor_parallel=2), directory=tmp_path)
+        for name in ("a", "b")
+    ]
     with pytest.raises(ConfigError, match="^--tensor-parallel 2 is not supported with several"):
         places_of_all(sought, None)

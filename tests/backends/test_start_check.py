@@ -10,15 +10,15 @@ import torch
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common import start_check as common
 from gpuscore.backends.torch import start_check
-from gpuscore.backends.torch.attention.plain import TorchAttention
+from gpuscore.backends.torch.attention.tiled import TorchAttention
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.layers import gated, norm_and_rotate, rms_norm
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import page_slots, visible_rows
-from gpuscore_kernels.extend_attention.layout import NUM_PACKED
 from gpuscore_kernels.extend_attention.reference import extend_attention
+from gpuscore_kernels.extend_attention.table import NUM_PACKED
 from support.backends import needs_jax
 from support.slow import slow
 

@@ -69,11 +69,8 @@ def written(tmp_path, monkeypatch):
     return write
 
 
-def test_a_bundle_is_read_as_it_was_written(written):
-    read, expected = read_bundle(Path(written("a", 0.5))), bundle(0.5)
-    assert repr(read.rows) == repr(expected.rows)
-    (server,), (other,) = read.servers, expected.servers
-    assert replace(server, results={}) == replace(other, results={})
+def test_times_are_read_as_they_were_written(written):
+    assert repr(read_bundle(Path(written("a", 0.5))).rows) == repr(bundle(0.5).rows)
 
 
 def test_speed_cost_and_agreement(written, capsys):
@@ -98,15 +95,6 @@ def test_speed_cost_and_agreement(written, capsys):
 def test_scores_that_differ_fail(written, capsys):
     assert main(["bench", "compare", written("a", 1.0), written("b", 1.0, shift=0.3)]) == 1
     assert "FAIL  b against a, float32: max |d log p| 3.0e-01" in capsys.readouterr().out
-
-
-def test_the_reference_counts_as_right(written, capsys):
-    right, equal = written("right", 1.0, shift=0.3), written("one", 1.0, shift=0.3)
-    wrong = written("wrong", 1.0)
-    assert main(["bench", "compare", equal, wrong, "--reference", right]) == 1
-    out = capsys.readouterr().out
-    assert "ok    one against right, float32" in out
-    assert "FAIL  wrong against right, float32" in out
 
 
 def test_of_other_models_the_times_alone_are_compared(written, capsys):
@@ -136,32 +124,6 @@ def test_a_bundle_is_named_by_its_path(written, tmp_path, capsys):
     assert "is given twice" in capsys.readouterr().err
 
 
-def test_other_workloads_are_not_compared(written, capsys):
-    assert main(["bench", "compare", written("a", 1.0), written("b", 1.0, vocab=3000)]) == 0
-    assert (
-        "skip  b against a, scores: skipped, because the workloads are bench, seed 0, of 2,000 "
-        in capsys.readouterr().out
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda text: text.replace("500 x 20", "500 x 21"), "was changed after it was written"),
-        (lambda text: "{}", "is not a bundle of this version: its format is not"),
-        (lambda text: text[:-9], "is not a bundle of this version"),
-        (lambda text: text.replace("bundle 3", "bundle 9"), "its format is not"),
-    ],
-)
-def test_bundles_that_are_none(change, said, written, tmp_path, capsys):
-    path = tmp_path / "a.json"
-    path.write_text(change(Path(written("b", 1.0)).read_text()))
-    assert main(["bench", "compare", str(path)]) == 78
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("price", "said"),
     [
@@ -182,7 +144,7 @@ def test_pages(written, tmp_path):
     assert main(["bench", "compare", *files, "--report", str(page)]) == 0
     text = page.read_text()
     assert text.startswith("<!doctype html>")
-    assert "some CPU" in text
+    assert "<td>cpu some CPU</td>" in text
     assert "<td>packed</td><td>a</td><td>500 (" in text
 
 
@@ -200,13 +162,6 @@ def test_arrivals_stand_beside_the_report(tmp_path, monkeypatch, capsys):
     report = rows["Poisson 70/s", "H100, SGLang, prefill plus decode"]
     columns = ("average ms", "P50 ms", "P90 ms", "P99 ms")
     assert [report[column] for column in columns] == ["83.92", "51.77", "114.1", "621.7"]
-
-
-def test_requests_and_items_of_one_are_as_many():
-    """This holds, too, for an even number of repeats, where the median is one of two."""
-    shots = [replace(shot(seconds), items=10) for seconds in (1.0, 1.5, 2.0, 4.0)]
-    row = measured(Row("latency", "scoring", "120 + 1 x 180", "demo"), shots)
-    assert row.requests_per_second == row.rate.value
 
 
 def test_texts_of_ones_own_have_all_columns(tmp_path, monkeypatch, capsys):

@@ -1,114 +1,16 @@
-"""Promise: the load generator tells answers, refusals, errors, losses and lateness apart, and the
-fake backend agrees with its oracle."""
+"""Promise: the load generator tells answers, refusals, errors, losses and lateness apart."""
 
-import asyncio
-import json
 import threading
-import time
-from functools import partial
 
 import httpx
 import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
-from gpuscore.engine.engine import Engine
 from gpuscore.measure.bundle import read_bundle
 from gpuscore.measure.figures import Shot, failed
 from gpuscore.measure.load import LOST, LoadGenerator
-from gpuscore.types.request import ScoreRequest
-from gpuscore.types.results import label_scores
-from support import fake
-
-LABELS = [11, 23]
-
-
-@pytest.mark.parametrize(("max_tokens", "page_size"), [(4096, 16), (32, 4), (7, 3), (1, 1)])
-def test_the_fake_backend_agrees_with_its_oracle(max_tokens, page_size):
-    backend = fake.FakeBackend(max_tokens=max_tokens, page_size=page_size, num_pages=211)
-    engine = Engine(backend)
-    rng = np.random.default_rng(1)
-    queries = rng.integers(0, fake.VOCAB, (6, 23), dtype=np.int32)
-    items = rng.integers(0, fake.VOCAB, (6, 3, 11), dtype=np.int32)
-    labels = (np.array(LABELS, dtype=np.int32),) * 3
-    futures = [
-        engine.score(ScoreRequest(query, tuple(some), labels, need_lse=True))
-        for query, some in zip(queries, items, strict=True)
-    ]
-    got = [label_scores(f.result(timeout=20), apply_softmax=False) for f in futures]
-    engine.close()
-    np.testing.assert_allclose(got, fake.oracle(queries, items, LABELS), rtol=1e-12)
-
-
-def test_every_token_and_place_changes_the_fake_scores():
-    rng = np.random.default_rng(2)
-    query = rng.integers(0, fake.VOCAB, (1, 9), dtype=np.int32)
-    items = rng.integers(0, fake.VOCAB, (1, 1, 4), dtype=np.int32)
-    prompt = np.concatenate((query[0], items[0, 0]))
-    seen = {tuple(fake.oracle(query, items, LABELS).ravel())}
-    for place in range(len(prompt) - 1):
-        other = prompt.copy()
-        other[[place, place + 1]] = other[[place + 1, place]]
-        seen.add(tuple(fake.oracle(other[None, :9], other[None, None, 9:], LABELS).ravel()))
-    assert len(seen) == len(prompt)
-
-
-async def serve(answer, connections, reader, writer):
-    connections.add(asyncio.current_task())
-    try:
-        while True:
-            head = await reader.readuntil(b"\r\n\r\n")
-            _, _, after = head.lower().partition(b"content-length: ")
-            length = int(after.split(b"\r\n")[0] or 0)
-            reply = answer(await reader.readexactly(length))
-            if reply is None:
-                break
-            writer.write(reply)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        pass  # the client has left
-    except asyncio.CancelledError:
-        writer.transport.abort()  # what was not read yet is for nobody
-        raise
-    finally:
-        writer.close()
-
-
-@pytest.fixture
-def answering():
-    """A function that starts a server whose answers are made by a function of the request's
-    body."""
-    loops = []
-
-    def start(answer):
-        ready, addresses, connections = threading.Event(), [], set()
-
-        async def run():
-            server = await asyncio.start_server(partial(serve, answer, connections), "127.0.0.1", 0)
-            addresses.append(server.sockets[0].getsockname())
-            loops.append((asyncio.get_running_loop(), stop := asyncio.Event(), thread))
-            ready.set()
-            await stop.wait()
-            await asyncio.sleep(0.01)  # what has connected is accepted: closing forgets it
-            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-                for task in tasks & connections:  # those of asyncio, which accept, end
-                    task.cancel()
-                await asyncio.sleep(0.01)  # connections are closed in the loop's next turn
-            server.close()
-
-        thread = threading.Thread(target=lambda: asyncio.run(run()))
-        thread.start()
-        ready.wait()
-        return "http://{}:{}".format(*addresses[0])
-
-    yield start
-    for loop, stop, thread in loops:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-
-
-def answer_of(status, body, *headers):
-    head = "".join(f"{line}\r\n" for line in headers)
-    return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
+from support.known_answers import answer_of, scores
 
 
 def send(kind, url, bodies, patience=5.0):
@@ -185,17 +87,6 @@ def test_nobody_listens():
     assert (record.status == LOST).all()
     assert "9" in record.lost_because
     assert failed(record) == 0
-
-
-def scores(body):
-    """Return an answer that takes 4 ms of the only processor, whose scores are the items' own."""
-    time.sleep(0.004)
-    asked = json.loads(body or "{}")
-    if "items" not in asked:
-        return answer_of(404, b"{}")
-    items, labels = asked["items"], asked["label_token_ids"]
-    rows = [[(sum(item) % 97 + 1) / (label + 200) for label in labels] for item in items]
-    return answer_of(200, json.dumps({"scores": rows}).encode())
 
 
 @pytest.mark.parametrize(("limit", "found"), [(400, True), (1, False)])

@@ -59,17 +59,6 @@ def test_without_labels_the_family_ranks(page, server, seen):
     assert f"{server.url}/v1/rerank" in seen.requests
 
 
-def test_the_familys_prompt_around_labels(page, server):
-    """Its relevance equals /rerank's, and the mass of its labels is shown."""
-    page.goto(server.link(**RERANK, task="score", family="demo"))
-    done(page)
-    shown = rows(page)
-    body = {"query": RERANK["query"], "documents": ITEMS}
-    expected = [result["relevance_score"] for result in post(server, "/v1/rerank", body)["results"]]
-    assert [float(row[2]) for row in shown] == pytest.approx(expected, abs=6e-5)
-    assert all(float(row[-1]) > 0.9 for row in shown)
-
-
 def test_classify(page, server):
     page.goto(
         server.link(
@@ -116,15 +105,6 @@ def test_tokens_on_hover_and_their_tree(page, server, picture):
     cell.focus()
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
-
-
-def test_tokens_that_are_parts_of_characters(page, server):
-    """Entries of a byte-level vocabulary are shown as text, in the family's prompt, too."""
-    page.goto(server.link(query="ein grüner Stuhl", items="A chair – grün"))
-    done(page)
-    expect(page.locator("#results .tree")).to_contain_text("The server counted as many.")
-    page.locator("#results td.item").first.hover()
-    assert "Ġ" not in page.locator("#tip").inner_text()
 
 
 def test_errors_are_shown_as_the_server_says_them(page, server, picture):
@@ -263,7 +243,7 @@ def test_every_control_has_a_name(page, server):
     assert page.locator("html").get_attribute("lang") == "en"
 
 
-SHAPES = [(width, colours) for width in (360, 1200) for colours in ("light", "dark")]
+SHAPES = [(360, "light"), (1200, "dark")]
 
 
 @pytest.mark.parametrize(("width", "colours"), SHAPES)
@@ -312,14 +292,6 @@ def test_an_address_with_a_request_gets_no_example(page, server):
     expect(page.locator("#run")).to_be_enabled()
     assert page.locator("textarea[name=query]").first.input_value() == "mine"
     assert page.locator("textarea[name=items]").first.input_value() == ""
-
-
-def test_the_first_look(page, server, picture):
-    page.set_viewport_size({"width": 360, "height": 800})
-    page.goto(server.url)
-    expect(page.locator("textarea[name=query]").first).not_to_have_value("")
-    expect(page.locator("#code")).to_contain_text("blue")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_the_back_button_shows_the_state_before(page, server):

@@ -19,7 +19,6 @@ from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.results import label_logprobs
 from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl, run, write_jsonl
-from support.slow import slow
 
 ROWS = make_rows(300, queries=50)
 
@@ -219,24 +218,23 @@ def model_of(family):
     return loading
 
 
-def alone(family, rows, instruction=None):
+def alone(family, rows):
     """Return each row's result from a request of its own."""
     with model_of(family)() as model:
         for row in rows:
             query = row["query"] if family.ranks else None
-            rerank_input = RerankInput(query, [row["item"]], instruction)
-            (future,) = model.engine.score_all([model.prompts.family.build(rerank_input).request])
+            built = model.prompts.family.build(RerankInput(query, [row["item"]]))
+            (future,) = model.engine.score_all([built.request])
             yield model.prompts.family, future.result()
 
 
-@pytest.mark.parametrize("instruction", [*slow(None), "find lamps"])
-def test_rerankers_give_relevances(tmp_path, instruction):
+def test_rerankers_give_relevances(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", PAIRS)
-    run(source, tmp_path / "out.jsonl", model_of(RANKER), labels=None, instruction=instruction)
+    run(source, tmp_path / "out.jsonl", model_of(RANKER), labels=None)
     scores = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
     expected = [
         prompts.family.relevance(prompts.raw_scores(result)).tolist()
-        for prompts, result in alone(RANKER, PAIRS, instruction)
+        for prompts, result in alone(RANKER, PAIRS)
     ]
     np.testing.assert_allclose(scores, expected, rtol=1e-9)
 
@@ -255,7 +253,6 @@ def test_guards_give_the_probability_of_each_class(tmp_path):
     [
         (RANKER, {"query_column": None}, "--query-column is missing: prompts of ranker"),
         (GUARD, {}, "--query-column: guard judges single texts"),
-        (GUARD, {"query_column": None, "instruction": "x"}, "--instruction: the model's"),
     ],
 )
 def test_options_that_do_not_fit_the_family(tmp_path, family, options, message):

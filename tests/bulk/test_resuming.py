@@ -7,6 +7,7 @@ import re
 import signal
 import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,6 +112,31 @@ def test_the_command_killed_twice_loses_and_doubles_nothing(tmp_path, capsys, sa
         prompts = [row["query"] + row["item"] for row in rows[:50]]
         expected = scorer.score("", prompts, labels=["yes", "no"]).scores
     np.testing.assert_allclose([row["scores"] for row in written[:50]], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("most", "begun"), [(50_000, True), *slow((500, False))])
+def test_a_full_disk_is_one_line_and_the_job_goes_on(tmp_path, most, begun):
+    """The state of the job fits, and the output does not; or not even the state."""
+    rows = make_rows(600, queries=40)
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    job = command(source, output, "--compile", "off")
+    done = programs.run_module("support.batch_steps", *job, FILE_BYTES=str(most))
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last == "gpuscore: the output cannot be written: File too large"
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+    assert (tmp_path / "out.jsonl.work").exists() == begun
+    done = programs.run_module("support.batch_steps", *job)
+    assert (done.returncode, "resuming at 600 of 600" in done.stderr) == (0, begun)
+    assert [row["id"] for row in read_jsonl(output)] == list(range(600))
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    assert main(command(source, Path("/sys/out.jsonl"))) == 78
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"gpuscore: --output /sys/out\.jsonl: /sys/out\.jsonl\.work: .+\n", told)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -80,7 +80,7 @@ def test_a_wrong_variable(name, text, expected):
 
 
 def test_an_empty_string_is_no_value_elsewhere(tmp_path):
-    for name in ("model", "host", "served_model_name"):
+    for name in ("model", "host", "api_key_file"):
         for source in ("file", "command line"):
             with pytest.raises(ConfigError, match='must be a non-empty string, got ""'):
                 read(tmp_path, {source: {name: ""}})
@@ -88,51 +88,29 @@ def test_an_empty_string_is_no_value_elsewhere(tmp_path):
         read_settings({"config": ""}, {})
 
 
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [
-        ("GPUSCORE_PROT", "the closest is GPUSCORE_PORT; `gpuscore serve --help` shows all"),
-        ("GPUSCORE_MAX_BATCH_TOKEN", "the closest is GPUSCORE_MAX_BATCH_TOKENS;"),
-        ("GPUSCORE_MAX-ITEMS", "the closest is GPUSCORE_MAX_ITEMS;"),
-        ("GPUSCORE_port", "the closest is GPUSCORE_PORT;"),
-        ("GPUSCORE_APIKEY", "the closest is GPUSCORE_API_KEY;"),
-        ("GPUSCORE_CONFIGS", "the closest is GPUSCORE_CONFIG;"),
-        ("GPUSCORE_XYZZY", "GPUSCORE_XYZZY; `gpuscore serve --help` shows all"),
-        ("GPUSCORE_", "GPUSCORE_; `gpuscore serve --help` shows all"),
-    ],
-)
+@pytest.mark.parametrize("variable", ["GPUSCORE_PROT", "GPUSCORE_port", "GPUSCORE_"])
 @pytest.mark.parametrize("value", [SECRET, ""])
-def test_an_unknown_variable(variable, value, expected):
+def test_an_unknown_variable(variable, value):
     with pytest.raises(ConfigError) as error:
         read_settings({}, {variable: value})
-    assert str(error.value).startswith(f"there is no environment variable {variable};")
-    assert expected in str(error.value)
-    assert SECRET not in str(error.value)
+    shows = "`gpuscore serve --help-all` shows all"
+    assert str(error.value) == f"there is no environment variable {variable}; {shows}"
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("PORT", "tcp://10.0.0.1:8000"),
-        ("SERVICE_HOST", "10.0.0.1"),
-        ("SERVICE_PORT", "8000"),
-        ("SERVICE_PORT_HTTP", "8000"),
-        ("PORT_8000_TCP", "tcp://10.0.0.1:8000"),
-        ("PORT_8000_TCP_PROTO", "tcp"),
-        ("PORT_8000_TCP_PORT", "8000"),
-        ("PORT_8000_TCP_ADDR", "10.0.0.1"),
-        ("PORT_53_UDP_ADDR", "10.0.0.1"),
-        ("CPU_SERVICE_HOST", "10.0.0.1"),  # of a Service called gpuscore-cpu
-        ("CPU_PORT", "tcp://10.0.0.1:8000"),
-    ],
-)
-def test_what_kubernetes_injects_is_recognised(variable, value):
+@pytest.mark.parametrize("service", ["", "CPU_"])
+def test_what_kubernetes_injects_is_recognised(service):
     """Such variables are reported before any other mistake, even a GPUSCORE_PORT that is no
-    number."""
-    environment = {f"GPUSCORE_{variable}": value, "GPUSCORE_AAA": "1", "GPUSCORE_HOST": "0.0.0.0"}
+    number. The second Service is called gpuscore-cpu."""
+    injected = {
+        "PORT": "tcp://10.0.0.1:8000",
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "8000",
+        "PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    environment = {f"GPUSCORE_{service}{name}": value for name, value in injected.items()}
     with pytest.raises(ConfigError, match="set by Kubernetes") as error:
-        read_settings({}, environment)
-    assert f"GPUSCORE_{variable}={value}" in str(error.value)
+        read_settings({}, {"GPUSCORE_AAA": "1", **environment, "GPUSCORE_HOST": "0.0.0.0"})
+    assert f"GPUSCORE_{service}SERVICE_HOST=10.0.0.1" in str(error.value)
     assert "enableServiceLinks: false" in str(error.value)
     assert "rename the Service" in str(error.value)
 
@@ -140,19 +118,16 @@ def test_what_kubernetes_injects_is_recognised(variable, value):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("prot = 1", 'there is no key "prot"; the closest is port; `gpuscore serve --help`'),
-        ("max-items = 1", "the closest is max_items;"),
-        ("Port = 1", "the closest is port;"),
-        ("GPUSCORE_PORT = 1", "the closest is port;"),
-        ("xyzzy = 1", 'there is no key "xyzzy"; `gpuscore serve --help` shows all'),
+        ("prot = 1", 'there is no key "prot"; `gpuscore serve --help-all` shows'),
+        ("Port = 1", 'there is no key "Port"; '),
         ('"a\\nb" = 1', r'there is no key "a\nb"; '),
         ("config = 'other.toml'", 'there is no key "config"; '),
         (f"apikey = '{SECRET}'", 'there is no key "apikey"; '),
         (f"api_key = '{SECRET}'", "api_key is a secret and must not be in this file: set GPUSCORE"),
         (f"api_key_file = ['{SECRET}']", "api_key_file must be a non-empty string, got an array"),
         (f"api_key = '{SECRET}'\napi_key = '{SECRET}'", "Cannot overwrite a value (at line 2,"),
-        ("[server]\nport = 1", '"server" is a table; supported: one line per option'),
-        ("server.port = 1", '"server" is a table; '),
+        ("[server]\nport = 1", 'there is no key "server"; '),
+        ("server.port = 1", 'there is no key "server"; '),
         (
             "port = 1\nhost = '::1'\nport = 1",
             "Cannot overwrite a value (at line 3,",

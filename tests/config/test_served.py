@@ -28,7 +28,7 @@ def test_a_local_model_is_called_by_its_folders_name(tmp_path, monkeypatch):
 def test_one_model_answers_to_all_its_names(tmp_path):
     (model,) = served_models(ModelConfig(str(tmp_path)), ServerConfig())
     assert (model.name, model.others) == (tmp_path.name, (str(tmp_path),))
-    (model,) = served_models(ModelConfig(str(tmp_path)), ServerConfig(served_model_name="x"))
+    (model,) = served_models(ModelConfig(f"x={tmp_path}"), ServerConfig())
     assert (model.name, model.others) == ("x", (tmp_path.name, str(tmp_path)))
     assert model.sources == (str(tmp_path), tmp_path.name, "x")
     (model,) = served_models(ModelConfig("demo"), ServerConfig())
@@ -36,7 +36,7 @@ def test_one_model_answers_to_all_its_names(tmp_path):
 
 
 def test_several_models_answer_to_their_names_alone():
-    both = served_models(ModelConfig(threads=3), ServerConfig(models="a=demo,b=Org/Name=1"))
+    both = served_models(ModelConfig("a=demo,b=Org/Name=1", threads=3), ServerConfig())
     assert [(model.name, model.config.model, model.others) for model in both] == [
         ("a", "demo", ()),
         ("b", "Org/Name=1", ()),
@@ -44,32 +44,30 @@ def test_several_models_answer_to_their_names_alone():
     assert {model.config.threads for model in both} == {3}
 
 
-def test_one_model_without_a_name_is_the_model():
-    """`--model MODEL` is how vLLM's users write it."""
-    for server in ({}, {"served_model_name": "n"}):
-        (flag,) = served_models(ModelConfig(), ServerConfig(models="Org/Name", **server))
-        (alone,) = served_models(ModelConfig(model="Org/Name"), ServerConfig(**server))
-        assert flag == alone
+def test_a_directory_may_have_any_name(tmp_path):
+    folder = tmp_path / "lr=0.1,epoch=3"
+    folder.mkdir()
+    (model,) = served_models(ModelConfig(str(folder)), ServerConfig())
+    assert (model.name, model.config.model) == ("lr=0.1,epoch=3", str(folder))
 
 
 @pytest.mark.parametrize(
     ("model", "server", "message"),
     [
-        ({}, {"models": "demo,a=x"}, "--model demo: must be NAME=MODEL"),
-        ({}, {"models": "a="}, "--model a=: must be NAME=MODEL"),
-        ({}, {"models": "=demo"}, "must be NAME=MODEL"),
-        ({}, {"models": f"{'n' * 129}=demo"}, "up to 128 characters"),
-        ({}, {"models": "two words=demo"}, "no spaces"),
-        ({}, {"models": "default=demo"}, "and is not default"),
-        ({}, {"models": "a=x,b=y,a=z"}, "--model a=... is given twice"),
-        ({}, {"models": "a=x,b=y", "served_model_name": "n"}, "--served-model-name and --model"),
+        ({"model": "demo,a=x"}, {}, "--model demo: must be NAME=MODEL"),
+        ({"model": "a="}, {}, "--model a=: must be NAME=MODEL"),
+        ({"model": "=demo"}, {}, "must be NAME=MODEL"),
+        ({"model": f"{'n' * 129}=demo"}, {}, "up to 128 characters"),
+        ({"model": "two words=demo"}, {}, "no spaces"),
+        ({"model": "default=demo"}, {}, "and is not default"),
+        ({"model": "a=x,b=y,a=z"}, {}, "--model a=... is given twice"),
         (
-            {"backend": "jax"},
-            {"models": "a=x,b=y"},
+            {"model": "a=x,b=y", "backend": "jax"},
+            {},
             "--backend jax is for one model, and --model names 2",
         ),
-        ({"revision": "r"}, {"models": "a=x,b=y"}, "--revision r is for one model"),
-        ({}, {"models": "a=x,b=y", "family": "zerank"}, "--family zerank is for one model"),
+        ({"model": "a=x,b=y", "revision": "r"}, {}, "--revision r is for one model"),
+        ({"model": "a=x,b=y"}, {"family": "zerank"}, "--family zerank is for one model"),
     ],
 )
 def test_wrong_models(model, server, message):
@@ -77,23 +75,19 @@ def test_wrong_models(model, server, message):
         served_models(ModelConfig(**model), ServerConfig(**server))
 
 
-def test_model_and_flags_together(capsys, monkeypatch):
+def test_flags_together(capsys, monkeypatch):
     assert main(["serve", "demo", "--model", "a=demo"]) == 78
-    assert "MODEL demo and --model a=demo: name all models by --model" in capsys.readouterr().err
-    monkeypatch.setenv("GPUSCORE_MODEL", "other")
-    assert main(["serve", "--model", "a=demo", "--model", "b=demo"]) == 78
-    assert "(MODEL is set by environment GPUSCORE_MODEL)" in capsys.readouterr().err
-    monkeypatch.delenv("GPUSCORE_MODEL")
-    assert main(["serve", "--model", "a=/x", "--model", "b=/y,c"]) == 78
+    assert "--model demo: must be NAME=MODEL" in capsys.readouterr().err
+    monkeypatch.setenv("GPUSCORE_MODEL", "a=/x,b=/y,c")
+    assert main(["serve"]) == 78
     assert "--model c: must be NAME=MODEL" in capsys.readouterr().err
 
 
-def test_a_command_for_one_model_does_not_take_the_demo_for_several(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("GPUSCORE_MODELS", "a=x,b=y")
+def test_a_command_for_one_model_does_not_take_several(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("GPUSCORE_MODEL", "a=x,b=y")
     batch = ["batch", "--input", str(tmp_path), "--output", str(tmp_path / "o.jsonl")]
     assert main(batch) == 78
-    refused = "name the one MODEL to use here (--model is set by environment GPUSCORE_MODELS)"
-    assert refused in capsys.readouterr().err
+    assert "MODEL a=x,b=y is neither a directory nor a valid hub name" in capsys.readouterr().err
 
 
 def test_a_message_lists_the_first_names():

@@ -13,11 +13,14 @@ import pytest
 import yaml
 
 from gpuscore.commands.cli import make_parser
-from gpuscore.config import EngineConfig, ServerConfig
+from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
 from gpuscore.config.sources import read_settings
 from gpuscore.dialects.paths import OPEN_PATHS
-from gpuscore.processes.worker.process import Patience
-from gpuscore.server.observe.metrics import Metrics, ServerState
+from gpuscore.dialects.served import ServedModel
+from gpuscore.processes.worker.process import END
+from gpuscore.server.observe.engine_metrics import engine_metrics
+from gpuscore.server.observe.operations import Operations
+from gpuscore.server.service import ScoringService
 from gpuscore.server.stopping import LAST_ANSWERS, LAST_READS
 from gpuscore.types.stats import NO_STATS, ReplicaState
 
@@ -28,7 +31,7 @@ MACHINES = {
     **dict.fromkeys(("tpu-v5e", "tpu-v6e"), "google.com/tpu"),
 }
 # The last look, the last answers; the engine's process ends a little later.
-AFTER_THE_DRAIN = LAST_READS + LAST_ANSWERS + 2 * Patience().close
+AFTER_THE_DRAIN = LAST_READS + LAST_ANSWERS + 2 * END
 SPARE = 10.0  # seconds of a stop after the drain, of which half are planned for
 assert AFTER_THE_DRAIN <= SPARE / 2
 SUFFIXES = {
@@ -88,7 +91,8 @@ def test_the_command_line_and_the_file_are_the_servers_own(server, machine):
     path = KUBERNETES / machine / "gpuscore.toml"
     settings = settings_of(server["args"], path)
     config = settings.make(ServerConfig)
-    assert (config.host, config.served_model_name) == ("0.0.0.0", "$(MODEL)")
+    assert config.host == "0.0.0.0"
+    assert settings.make(ModelConfig).model == "$(MODEL)=/models/$(MODEL)"
     for name, value in tomllib.loads(path.read_text()).items():
         assert settings.chosen[name].value == value, "the command line takes nothing back"
 
@@ -265,8 +269,9 @@ def test_prometheus_reads_the_secret_that_compose_mounts(compose):
 
 def exposed_names():
     """Return the names of all samples that /metrics may have."""
-    state = ServerState(True, True, 0, 0, 0, [ReplicaState("0", "cpu", True, NO_STATS)])
-    families = list(Metrics(lambda: state).registry.collect())
+    operations = Operations(ScoringService([ServedModel("demo")]))
+    replicas = [ReplicaState("0", "cpu", True, NO_STATS)]
+    families = [*operations.metrics.registry.collect(), *engine_metrics(replicas)]
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 
 

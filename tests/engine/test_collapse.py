@@ -20,9 +20,9 @@ from gpuscore.engine.start_checks import LENGTHS, check_collapse, known_labels, 
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
-from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
     FromChild,
+    Pipe,
     Placement,
     Ready,
     Refused,

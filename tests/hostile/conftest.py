@@ -89,8 +89,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, text in report.user_properties:
             if name == "said":
                 terminalreporter.write_line(str(text))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest file, so that no worker waits for it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_openapi.py")

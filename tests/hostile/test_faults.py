@@ -24,7 +24,7 @@ from support.vitals import GROWTH, SETTLE, vitals
 
 SEED = int(os.environ.get("SEED", "14"))
 SECONDS = 20.0  # of injected faults
-PATIENCE = {"first_delay": 0.3, "max_delay": 0.3, "stopped": 2.5, "forgiven": 0}
+PATIENCE = {"delay": 0.3, "stopped": 2.5, "forgiven": 0}
 SERVER = {"max_inflight_per_key": 4096, "log_requests": True}
 pytestmark = pytest.mark.hostile
 

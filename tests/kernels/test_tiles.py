@@ -7,10 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gpuscore.backends.torch.attention.triton import layout_of
+from gpuscore.backends.torch.attention.tiled import layout_of
 from gpuscore.types.batch import Prefix, Segment, pack, visible_rows
 from gpuscore_kernels.extend_attention.config import config_of
-from gpuscore_kernels.extend_attention.layout import (
+from gpuscore_kernels.extend_attention.table import (
     BATCH_ROW,
     FIRST_ROW,
     KEY_START,

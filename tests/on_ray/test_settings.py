@@ -28,7 +28,7 @@ def test_text_and_values_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ({"max_batch_token": 5}, "the closest is max_batch_tokens"),
+        ({"max_batch_token": 5}, "there is no argument max_batch_token; "),
         ({"max_batch_tokens": 0}, "--max-batch-tokens must be an integer of at least 1"),
         ({"prefix_cache": "perhaps"}, "must be true or false"),
         ({"config": "gpuscore.toml"}, "there is no argument config"),

@@ -1,16 +1,13 @@
 """Promise: a workload follows from its seeds and the model, and has every kind of request."""
 
-import argparse
 import shutil
 from pathlib import Path
 
 import pytest
 
 import gpuscore
-from gpuscore.backends import plan_backend
-from gpuscore.config import ModelConfig
+from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
-from gpuscore.measure import parity
 from gpuscore.measure.agreement import RANKED
 from gpuscore.measure.workload import make_workload, query_numbers, read_tokenizer
 
@@ -84,14 +81,13 @@ class TestText:
         with pytest.raises(ConfigError, match=message):
             make_workload("text", 0, vocab, context, tokenizer)
 
-    def test_it_is_the_default_of_a_model_with_a_tokenizer(self, tmp_path):
+    def test_it_is_the_default_of_a_model_with_a_tokenizer(self, tmp_path, capsys):
         """The default of a model without a tokenizer is random ids."""
         bare = tmp_path / "bare"
         shutil.copytree(DEMO, bare, ignore=shutil.ignore_patterns("tokenizer*"))
-        plan = plan_backend(bare, ModelConfig(str(bare), device="cpu"))
-        values = argparse.Namespace(workload=None, seed=0)
-        assert parity._workload(DEMO, plan, values).size == "text"
-        assert parity._workload(bare, plan, values).size == "standard"
+        for model, said in ((DEMO, "--workload text has"), (bare, "must be from 0 to")):
+            assert main(["parity", "run", str(model), "--seed", "-1", "--device", "cpu"]) == 78
+            assert said in capsys.readouterr().err
 
 
 def test_a_model_that_is_too_small():

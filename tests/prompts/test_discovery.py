@@ -3,19 +3,23 @@
 import json
 from dataclasses import fields
 
+import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
+from gpuscore import Scorer
 from gpuscore.config import RequestLimits, ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.prompts import registry
-from gpuscore.prompts.discovery import find_family
+from gpuscore.prompts.discovery import find_family, read_classifier_head
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
+from support.models import make_model
 
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)
 
@@ -273,3 +277,35 @@ def test_half_of_the_files(tmp_path):
 def test_what_vllms_users_write_into_the_configuration(tmp_path):
     write(tmp_path, {"config.json": {"is_original_qwen3_reranker": True}})
     assert find_family("auto", tmp_path, ["mine"], QWEN_SPECIALS) is registry.QWEN3_RERANKER
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "family"),
+    [
+        ("mine", {"is_original_qwen3_reranker": True}, registry.QWEN3_RERANKER),
+        ("Qwen3-Reranker-4B", {"method": "from_2_way_softmax"}, registry.QWEN3_RERANKER),
+        ("zerank-2", {"tokens": ["Yes"], "method": "no_post_processing"}, registry.ZERANK),
+        ("Qwen3-Reranker-4B", {"tokens": ["yes", "no"]}, None),
+        ("Qwen3-Reranker-4B", {"method": "no_post_processing"}, None),
+        ("zerank-2", {"tokens": ["no", "yes"], "method": "from_2_way_softmax"}, None),
+    ],
+)
+def test_a_classifier_that_vllm_makes_of_the_causal_head(tmp_path, name, fields, family):
+    """config.json names a classifier, and the weights have the head of a language model."""
+    model = make_model(tmp_path, "qwen3")
+    own = {key: value for key, value in fields.items() if key != "tokens"}
+    config = json.loads((tmp_path / "config.json").read_text()) | own
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}
+    config |= {"classifier_from_token": fields.get("tokens", ["no", "yes"])}
+    write(tmp_path, {"config.json": config})
+    head = read_classifier_head(tmp_path)
+    assert head is None
+    if family is None:
+        with pytest.raises(ConfigError, match="classifier_from_token is .* and method"):
+            find_family("auto", tmp_path, [name], QWEN_SPECIALS, head)
+        return
+    assert find_family("auto", tmp_path, [name], QWEN_SPECIALS, head) is family
+    with Scorer(str(tmp_path), dtype="float32", family="none") as scorer:
+        answer = scorer.score([], [[5, 9, 3]], label_token_ids=[7, 8], logits=True)
+    expected = model(torch.tensor([[5, 9, 3]])).logits[0, -1, [7, 8]].detach().numpy()
+    np.testing.assert_allclose(answer.logits[0], expected, atol=1e-4)

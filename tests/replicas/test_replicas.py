@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config.served import ServedConfig
 from gpuscore.errors import ConfigError, EngineFailed, Unavailable
-from gpuscore.processes.replicas.placement import Sought
-from gpuscore.processes.replicas.replicas import start_models, start_replicas
+from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.worker.process import Patience
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
@@ -23,7 +23,7 @@ from support.tape_engine import MARK
 
 LABELS = np.array([3, 1, 500], dtype=np.int32)
 MODEL = ModelConfig(kv_cache_size=2**20)
-PATIENCE = Patience(stopped=4.0, first_delay=0.3, forgiven=0.0)
+PATIENCE = Patience(stopped=4.0, delay=0.3, forgiven=0.0)
 
 
 def request_of(*tokens, items=1, query=3):
@@ -35,6 +35,12 @@ def check(request, result):
     for item, logits in zip(request.item_ids, result.label_logits, strict=True):
         prompt = [*request.query_ids.tolist(), *item.tolist()]
         assert logits.tolist() == [tape_logit(prompt, int(label)) for label in LABELS]
+
+
+def start_one(directory, engine, factory, patience):
+    served = ServedConfig("one", MODEL, directory=directory)
+    (replicas,) = start_models([served], engine, factory, patience)
+    return replicas
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +58,7 @@ def make_replicas(tapes_importable):
     def make(factory="prepare", patience=PATIENCE, devices="cpu,cpu", **config):
         engine = EngineConfig(devices=devices, **config)
         factory = f"support.tape_engine:{factory}"
-        made.append(start_replicas(Path("/nowhere"), MODEL, engine, factory, patience))
+        made.append(start_one(Path("/nowhere"), engine, factory, patience))
         return made[-1]
 
     yield make
@@ -128,7 +134,7 @@ def test_a_replica_that_dies_or_hangs(replicas, harm):
 
 
 def test_a_request_that_ends_engines_does_not_end_them_all(make_replicas):
-    replicas = make_replicas(patience=Patience(first_delay=0.2), devices="cpu,cpu")
+    replicas = make_replicas(patience=Patience(delay=0.2), devices="cpu,cpu")
     replicas.wait_ready()
     restarts = [state.stats.restarts for state in replicas.states()]
     harmless = [request_of(tape_child.SLOW, n) for n in range(3)]
@@ -157,7 +163,7 @@ def test_cancelled_requests_are_dropped(replicas):
 
 
 def test_the_end_comes_when_no_replica_can_be_kept(make_replicas):
-    patience = Patience(first_delay=0.05, max_delay=0.05, max_failures=2)
+    patience = Patience(delay=0.05, max_failures=2)
     replicas = make_replicas(patience=patience)
     replicas.wait_ready()
     clients = replicas._replicas
@@ -206,7 +212,7 @@ def test_closing_answers_what_waits(make_replicas):
 
 
 # Two failures in a row end an engine that has no hopeful one beside it.
-SHORT = Patience(first_delay=0.05, max_delay=0.05, max_failures=2)
+SHORT = Patience(delay=0.05, max_failures=2)
 
 
 @pytest.fixture
@@ -214,7 +220,7 @@ def start():
     made = []
 
     def start(factory):
-        models = [Sought(name, Path("/nowhere", name), MODEL) for name in "ab"]
+        models = [ServedConfig(name, MODEL, directory=Path("/nowhere", name)) for name in "ab"]
         made.extend(start_models(models, EngineConfig(), f"support.tape_engine:{factory}", SHORT))
         return made
 

@@ -42,8 +42,8 @@ def encode(model):
 
 @pytest.fixture(scope="session")
 def server(model) -> Iterator[RunningServer]:
-    flags = ("--threads", "1", "--served-model-name", "tiny")
-    with serving(model[0], *flags, "--allowed-hosts", "*") as running:  # tests call it many names
+    flags = ("--threads", "1", "--allowed-hosts", "*")
+    with serving(f"tiny={model[0]}", *flags) as running:  # tests call it many names
         yield running
 
 
@@ -130,7 +130,6 @@ def watched(model, tmp_path_factory) -> Iterator[Watched]:
     keys.write_text(f"{ALICE}\n{BOB}\n", encoding="utf-8")
     flags = {
         "--threads": 1,
-        "--served-model-name": "tiny",
         "--api-key-file": keys,
         "--max-body-bytes": 2**20,
         "--max-header-bytes": 2048,
@@ -141,7 +140,7 @@ def watched(model, tmp_path_factory) -> Iterator[Watched]:
     with (
         collector() as (endpoint, traces),
         serving(
-            model[0],
+            f"tiny={model[0]}",
             *arguments,
             "--timing-headers",
             "--kv-cache-size",

@@ -10,7 +10,7 @@ import pytest
 from gpuscore.config import RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.dialects.table import DIALECT_OF
-from gpuscore.errors import InvalidRequest, UnsupportedMediaType
+from gpuscore.errors import InvalidRequest, Overloaded, UnsupportedMediaType
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.bodies import PIECE, unpacker
 from gpuscore.server.http.admission import Admission, Visit
@@ -130,15 +130,16 @@ def test_unpacked_bytes_count_until_the_request_ends():
     prompts = ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
     model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queued_bytes=1000)
-    admission = Admission(ScoringService([model]), config, lambda: 0.0)
+    admission = Admission(ScoringService([model]), config)
     visit, other = Visit("a"), Visit("a")
-    assert admission.add(visit, 10) is None
-    assert admission.add(visit, 600) is None
+    admission.add(visit, 10)
+    admission.add(visit, 600)
     assert (admission.bytes, visit.size) == (610, 610)
-    assert admission.add(other, 10) is None
-    assert "bodies and answers of 610 bytes" in admission.add(other, 400).message
+    admission.add(other, 10)
+    with pytest.raises(Overloaded, match="bodies and answers of 610 bytes"):
+        admission.add(other, 400)
     admission.leave(visit)
-    assert admission.add(other, 400) is None
+    admission.add(other, 400)
     admission.leave(other)
     assert admission.bytes == 0
 

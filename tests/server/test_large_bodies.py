@@ -15,7 +15,7 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
 from gpuscore.server.text_work import REST, TextWork
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpuscore.config import RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
+from gpuscore.errors import Overloaded
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.admission import Admission
 from gpuscore.server.service import ScoringService
@@ -23,7 +24,7 @@ from support.tape_engine import OTHER_LSE, OTHER_VOCAB
 from support.tape_servers import engines_of, tape_server
 
 A, B = "a", "b"
-PATIENCE = {"first_delay": 0.7, "max_delay": 0.7}
+PATIENCE = {"delay": 0.7}
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +138,16 @@ def test_a_busy_model_does_not_have_requests_for_another_refused_unread():
         prompts = ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
         model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queue_seconds=0.1)
-    admission = Admission(ScoringService(models), config, lambda: 0.0)
-    assert admission.refusal("", 4000) is None
+    admission = Admission(ScoringService(models), config)
+    admission.check("", 4000)
     models[0].loaded.backlog.admit(request(5000))
-    assert admission.refusal("", 4000) is None
+    admission.check("", 4000)
     models[1].loaded.backlog.admit(request(4000))
-    assert "1 requests with 5000 tokens are in flight" in admission.refusal("", 4000).message
+    with pytest.raises(Overloaded, match="1 requests with 5000 tokens are in flight"):
+        admission.check("", 4000)
     engines[0].alive = False
-    assert "1 requests with 4000 tokens are in flight" in admission.refusal("", 4000).message
+    with pytest.raises(Overloaded, match="1 requests with 4000 tokens are in flight"):
+        admission.check("", 4000)
 
 
 def engine_of_model(server, client, model):

@@ -7,21 +7,13 @@ import pytest
 from gpuscore.commands.cli import main
 from support.connections import connected, same_answer
 from support.serving import QUICK, serving
+from support.wire import ANSWERED, ids
 
 pytestmark = pytest.mark.slow
 
-TEXT = "query: a blue wooden chair for the garden\nitem: "
-DOCUMENTS = ["a chair made of wood", "a red lamp", "yes no maybe"]
-BODIES = [
-    ("/v1/score", {"query": TEXT, "items": DOCUMENTS, "label_token_ids": [3, 17, 399]}),
-    ("/v1/score", {"query": [5] * 40, "items": [[7], [8, 9]], "label_token_ids": [3]}),
-    ("/v1/score", {"query": [5], "items": [[401]], "label_token_ids": [3]}),  # tiny has 400 tokens
-    ("/rerank", {"query": "a blue chair", "documents": DOCUMENTS}),  # demo alone has a family
-    ("/v1/classify", {"input": DOCUMENTS}),
-    ("/v1/completions", {"prompt": TEXT, "max_tokens": 1, "echo": True, "logprobs": 2}),
-    ("/tokenize", {"prompt": TEXT}),
-    ("/detokenize", {"tokens": [300, 301, 302]}),
-]
+# Asked of both; tiny has another vocabulary, and demo alone has a family.
+ASKED = {name: ANSWERED[name] for name in ("sequences", "pairs", "rerank", "texts", "tokenize")}
+ASKED |= {"echo": ANSWERED["echo of texts"], "ids": ids(3, [3, 17, 399])}
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +26,18 @@ def together(model):
 def test_answers_equal_those_of_each_alone_also_in_parallel(together, client, demo):
     alone = {"demo": demo, "tiny": client}
     wanted = {
-        (name, number): alone[name].post(path, json=body | {"model": name})
+        (name, asked): alone[name].post(path, json=body | {"model": name})
         for name in alone
-        for number, (path, body) in enumerate(BODIES)
+        for asked, (path, body) in ASKED.items()
     }
-    assert wanted["demo", 0].json()["scores"] != wanted["tiny", 0].json()["scores"]
-    assert (wanted["demo", 2].status_code, wanted["tiny", 2].status_code) == (200, 400)
-    assert (wanted["demo", 3].status_code, wanted["tiny", 3].status_code) == (200, 400)
-    assert wanted["demo", 6].json()["tokens"] != wanted["tiny", 6].json()["tokens"]
+    assert wanted["demo", "ids"].json()["scores"] != wanted["tiny", "ids"].json()["scores"]
+    assert wanted["demo", "tokenize"].json() != wanted["tiny", "tokenize"].json()
+    statuses = [wanted[name, "rerank"].status_code for name in ("demo", "tiny")]
+    assert statuses == [200, 400]
 
     def ask(asked):
-        name, number = asked
-        path, body = BODIES[number]
+        name, request = asked
+        path, body = ASKED[request]
         return asked, together.post(path, json=body | {"model": name})
 
     with ThreadPoolExecutor(6) as pool:

@@ -136,7 +136,6 @@ HOSTILE = {
     "an unknown encoding": ({"content-encoding": "br"}, b"{}", 415),
     "a long body": ({}, b" " * (2**20 + 1), 413),
     "a long head": ({"x-long": "a" * 3000}, b"{}", 431),
-    "many fields": ({f"x-{i}": "a" for i in range(101)}, b"{}", 431),
     "no time": ({"x-request-timeout-ms": "0"}, b"{}", 400),
 }
 

@@ -13,7 +13,7 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.pages import DOCS, ROOT, UI
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
 from support.connections import connected
 from support.serving import QUICK, serving

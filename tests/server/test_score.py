@@ -43,23 +43,6 @@ class TestValues:
         prompts = [item + query if item_first else query + item for item in items]
         check_values(answer, reference_logprobs(model[1], prompts))
 
-    @pytest.mark.parametrize("item_first", [False, True])
-    def test_text_is_tokenised_as_one_string(self, client, model, encode, item_first):
-        answer = ask(
-            client, query=QUERY, items=ITEMS, label_token_ids=LABELS, item_first=item_first
-        )
-        prompts = [encode(item + QUERY if item_first else QUERY + item) for item in ITEMS]
-        assert len(prompts[0]) > 16, "longer than the file's truncation and padding"
-        check_values(answer, reference_logprobs(model[1], prompts))
-
-    def test_text_equals_its_ids(self, client, encode):
-        texts = ask(client, query=QUERY, items=ITEMS, label_token_ids=LABELS)
-        ids = ask(client, items=[encode(QUERY + item) for item in ITEMS], label_token_ids=LABELS)
-        np.testing.assert_allclose(
-            np.log(texts["scores"]), np.log(ids["scores"]), atol=TOLERANCE, rtol=0
-        )
-        assert texts["usage"]["prompt_tokens"] == ids["usage"]["prompt_tokens"]
-
     @pytest.mark.parametrize("kind", ["text", "ids"])
     def test_an_item_does_not_depend_on_its_company(self, client, rng, kind):
         items = [f"{n} item: chair {n * n}" for n in range(33)]
@@ -112,20 +95,6 @@ class TestValues:
 
 
 class TestItems:
-    def test_a_lone_string_is_one_item(self, client):
-        lone = ask(client, query=QUERY, items="den", label_token_ids=LABELS)
-        assert lone == ask(client, query=QUERY, items=["den"], label_token_ids=LABELS)
-        assert len(lone["scores"]) == 1
-
-    @pytest.mark.parametrize("items", ["", [""]])
-    def test_an_empty_string_is_the_query_alone(self, client, model, encode, items):
-        answer = ask(client, query=QUERY, items=items, label_token_ids=LABELS)
-        check_values(answer, reference_logprobs(model[1], [encode(QUERY)]))
-
-    def test_an_empty_list_of_ids_is_the_query_alone(self, client, model):
-        answer = ask(client, query=[5, 6, 7], items=[[], [8]], label_token_ids=LABELS)
-        check_values(answer, reference_logprobs(model[1], [[5, 6, 7], [5, 6, 7, 8]]))
-
     @pytest.mark.parametrize("query", ["", [], None])
     def test_an_empty_query_fits_either_kind(self, client, model, query):
         answer = ask(client, query=query, items=[[5, 6]], label_token_ids=LABELS)
@@ -159,14 +128,6 @@ class TestLabels:
                 p = np.exp(logp[ids])
                 expected = p / p.sum() if softmax else p
                 np.testing.assert_allclose(row, expected, atol=TOLERANCE, rtol=0)
-
-    def test_texts_are_encoded_without_special_tokens(self, client, encode):
-        texts = [" yes", "n", "<|end|>"]
-        ids = [encode(text)[1:] for text in texts]  # without <s>
-        assert [len(tokens) for tokens in ids] == [1, 1, 1]
-        by_text = ask(client, query=QUERY, items=["den"], labels=texts)
-        by_id = ask(client, query=QUERY, items=["den"], label_token_ids=[t[0] for t in ids])
-        assert by_text == by_id
 
     @pytest.mark.parametrize("softmax", [False, True])
     def test_a_label_listed_twice_has_two_equal_columns(self, client, softmax):

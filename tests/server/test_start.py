@@ -11,7 +11,6 @@ import threading
 import httpx
 import pytest
 
-from gpuscore.server.stopping import StopLines
 from support.connections import connected, large_request, metric, post
 from support.families import qwen_like
 from support.models import make_model
@@ -143,17 +142,3 @@ def test_a_stop_says_what_it_waits_for():
     waiting = r"stopping; waiting for 1 request in flight, for at most (\d+) s; a second"
     assert 50 <= int(re.search(waiting, shown)[1]) <= 60
     assert shown.count("gpuscore: stopped\n") == 1
-
-
-def test_stop_lines_come_every_few_seconds_and_only_while_there_is_something_to_wait_for():
-    said, now = [], [0.0]
-    lines = StopLines(said.append, lambda: now[0])
-    for tenth in range(120):
-        now[0] = tenth / 10
-        lines.waiting(2 if tenth < 70 else 0, 30 - now[0])
-    lines.stopped(unanswered=True)
-    assert [re.sub("; a second.*", "", line) for line in said] == [
-        "gpuscore: stopping; waiting for 2 requests in flight, for at most 30 s",
-        "gpuscore: stopping; waiting for 2 requests in flight, for at most 25 s",
-        "gpuscore: stopped, with requests in flight that got 503",
-    ]

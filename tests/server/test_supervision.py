@@ -102,7 +102,7 @@ def test_a_client_that_leaves_frees_queued_work(tape):
 
 
 def test_a_crash_loop_gives_up():
-    patience = {"first_delay": 0.1, "max_delay": 0.1, "max_failures": 3}
+    patience = {"delay": 0.1, "max_failures": 3}
     with tape_server(patience) as (server, client):
         for _ in range(3):
             wait_until(lambda: status(client, "/ready") == 200)
@@ -126,9 +126,7 @@ def test_a_model_that_is_never_ready(tmp_path):
         wait_until(lambda: "gpuscore.processes.worker" in commands(children(server.process.pid)))
         os.kill(engine_of(server), signal.SIGSTOP)
         assert server.process.wait(timeout=20) == 75
-    last = log.read_text().splitlines()[-1]
-    assert "within --load-timeout 1.5 s" in last
-    assert last.endswith("(--load-timeout is set by environment GPUSCORE_LOAD_TIMEOUT)")
+    assert "within --load-timeout 1.5 s" in log.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -1,6 +1,8 @@
 """Runs `gpuscore` with parts of 50 rows, whose results are kept, and told of, one request after the
-other."""
+other; no file gets more bytes than FILE_BYTES says, as on a full disk."""
 
+import os
+import resource
 import sys
 
 from gpuscore import __main__ as command
@@ -11,4 +13,6 @@ job.KEPT_EVERY = job.TOLD_EVERY = 0.0
 feeding.BATCHES = 1
 
 if __name__ == "__main__":
+    if most := os.environ.get("FILE_BYTES"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
     sys.exit(command.main())

@@ -1,19 +1,18 @@
-"""A backend without a model, as cheap as possible, and its oracle.
+"""A backend without a model, as cheap as possible.
 
 Every token has a value that depends on its id and its position; a prompt's hash is the sum of its
 tokens' values (mod 2^64). The backend adds up three parts with prefix sums: the values that it
-stored in the slots of the cached prefix, the ancestors' rows and the segment's rows. The oracle
-adds up the whole prompt. They agree only if the engine's pages, parents, positions, rows and labels
+stored in the slots of the cached prefix, the ancestors' rows and the segment's rows. Tests add
+up the whole prompt. They agree only if the engine's pages, parents, positions, rows and labels
 are right, whatever the packing, the chunks and the cache.
 """
 
 import time
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.types.batch import BackendLimits, Int32Array, PackedBatch, RowScores
+from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 
 U64 = NDArray[np.uint64]
 VOCAB = 32_000
@@ -46,20 +45,6 @@ def _mixed(values: U64) -> U64:
     """Return 24 well-mixed bits of each value, which are exact in float32."""
     mixed = (values ^ (values >> np.uint64(32))) * _MIX
     return (mixed ^ (mixed >> np.uint64(29))) * _MIX >> np.uint64(40)
-
-
-def oracle(queries: Int32Array, items: Int32Array, labels: Sequence[int]) -> NDArray[np.float64]:
-    """Return full-vocabulary probabilities [R, N, labels] of requests of one shape.
-
-    Args:
-        queries: [R, Q]
-        items: [R, N, L]
-    """
-    length = queries.shape[1]
-    hashes = token_values(items, np.arange(length, length + items.shape[2])).sum(axis=2)
-    hashes += token_values(queries, np.arange(length)).sum(axis=1)[:, None]
-    logits = logits_of(hashes[..., None], np.array(labels))
-    return np.exp(logits.astype(np.float64) - lse_of(hashes)[..., None].astype(np.float64))
 
 
 class FakeBackend:

@@ -8,10 +8,11 @@ from typing import Any
 
 from gpuscore.backends.base import Prepared
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.config.served import ServedConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
-from gpuscore.processes.replicas.replicas import start_replicas
+from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.run import serve
 from gpuscore.text.joining import PromptBuilder
 from support.fake import FakeBackend
@@ -28,8 +29,9 @@ def load(replicas: Any) -> LoadedModel:
 
 
 def main() -> int:
-    model, config = ModelConfig(), ServerConfig(port=0, log_requests=False)
-    made = start_replicas(Path("/nowhere"), model, EngineConfig(), "support.fake_server:prepare")
+    served = ServedConfig("fake", ModelConfig(), directory=Path("/nowhere"))
+    config = ServerConfig(port=0, log_requests=False)
+    (made,) = start_models([served], EngineConfig(), "support.fake_server:prepare")
     with closing(made) as replicas:
         models = [(ServedModel("fake"), partial(load, replicas))]
         return serve(models, config, ApiKeys([]), lambda at: print(f"ready on http://{at} "))

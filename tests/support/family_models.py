@@ -65,6 +65,19 @@ ROLES = (
     " 'tool'}[m.role] + '\n' + m.content | trim + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_TEXT = (
+    "(messages | selectattr('role', 'eq', '{}') | map(attribute='content') | first | default(''))"
+)
+_SYSTEM, _QUERY, _DOCUMENT = (_TEXT.format(role) for role in ("system", "query", "document"))
+# The document first, as ContextualAI's reranker has it, and the instruction last.
+LATE = (
+    f"{{{{ '<|im_start|>user\nDocument: ' + {_DOCUMENT} + '\nQuery: ' + {_QUERY} | trim }}}}"
+    f"<|im_end|>\n<|im_start|>system\n{{{{ {_SYSTEM} }}}}<|im_end|>\n<|im_start|>assistant\n"
+)
+TWICE = (
+    f"<|im_start|>user\n{{{{ {_SYSTEM} }}}}\nQ: {{{{ {_QUERY} }}}}\nD: {{{{ {_DOCUMENT} }}}}"
+    f"\nAgain: {{{{ {_QUERY} }}}}<|im_end|>\n<|im_start|>assistant\n"
+)
 MODULE = "sentence_transformers.{}.modules.{}.{}"
 YES, NO = 9693, 2152  # Qwen's tokens
 ST_FILES = {
@@ -87,6 +100,19 @@ ST_FILES = {
         },
         "module_output_name": "causal_logits",
         "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
+    },
+}  # fmt: skip
+
+# A model with a head of one class has no module that reads tokens.
+ST_CLASS = {
+    "modules.json": ST_FILES["modules.json"][:1],
+    "config_sentence_transformers.json": {
+        "model_type": "CrossEncoder", "prompts": {"web": "Judge it."}, "default_prompt_name": "web",
+    },
+    "sentence_bert_config.json": {
+        "transformer_task": "sequence-classification",
+        "modality_config": ST_FILES["sentence_bert_config.json"]["modality_config"],
+        "module_output_name": "scores",
     },
 }  # fmt: skip
 
@@ -147,6 +173,11 @@ CASES = {
     "llama-guard-3": Case("llama", "llama3", LLAMA_GUARD),
     "demo": Case("", ""),
     "sentence-transformers": Case("qwen3", "qwen", ROLES, "auto", files=ST_FILES),
+    "sentence-transformers-late": Case("qwen3", "qwen", LATE, "auto", files=ST_FILES),
+    "sentence-transformers-twice": Case("qwen3", "qwen", TWICE, "auto", files=ST_FILES),
+    "sentence-transformers-class": Case(
+        "qwen3_classes", "qwen", ROLES, "auto", files=ST_CLASS, head=ONE_CLASS
+    ),
 }
 GUARDS = ("qwen3guard-gen", "llama-guard-3")
 

@@ -30,9 +30,9 @@ def peaks(directory: Path, sizes: tuple[int, int, int]) -> tuple[int | None, lis
     config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=sizes[0])
     backend = TorchBackend(plan_backend(directory, config))
     memory = HostMemory()
-    whole = memory._peak(lambda: backend._run_all(largest_batches(*sizes)))
+    whole = memory.peak(lambda: backend._run_all(largest_batches(*sizes)))
     made = largest_in_parts(*sizes)
-    parts = [memory._peak(partial(backend._run_all, part)) for part in made]
+    parts = [memory.peak(partial(backend._run_all, part)) for part in made]
     backend.close()
     return whole, parts
 
@@ -68,7 +68,7 @@ def measured_and_taken(directory: Path, largest: int, longest: int, count: int) 
     rng = np.random.default_rng(0)
     size = backend.limits.page_size
     batches = [_full_batch(rng, largest, size, longest // 2) for _ in range(count)]
-    taken = memory._peak(partial(backend._run_all, batches))
+    taken = memory.peak(partial(backend._run_all, batches))
     assert taken is not None
     pages = longest // 16 * backend.plan.pages.page_bytes
     backend.close()

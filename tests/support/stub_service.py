@@ -10,7 +10,7 @@ from gpuscore.config import RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.types.batch import BackendLimits

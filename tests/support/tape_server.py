@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.config.served import ServedConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import EngineFailed
-from gpuscore.processes.replicas.placement import Sought
 from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.worker.process import Patience
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.http.auth import read_api_keys
+from gpuscore.server.http.headers import read_api_keys
 from gpuscore.server.run import serve
 from gpuscore.text.joining import PromptBuilder
 
@@ -47,7 +47,7 @@ def main(factory, patience, server, engine):
 
 def serve_tapes(engine, factory, patience, config, keys):
     model = ModelConfig(device="auto" if engine.devices else "cpu", kv_cache_size=2**20)
-    tapes = [Sought(name, Path("/nowhere", name), model) for name in NAMES]
+    tapes = [ServedConfig(name, model, directory=Path("/nowhere", name)) for name in NAMES]
     with ExitStack() as ending:
         replicas = start_models(tapes, engine, factory, patience)
         for own in replicas:

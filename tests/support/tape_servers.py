@@ -13,7 +13,7 @@ from support.serving import RunningServer, children, wait_until
 from support.tape_engine import HELD, MARK, STUCK
 
 # It restarts late enough for a test to see the loss, and gives up soon enough to wait for.
-PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
+PATIENCE = {"delay": 0.7, "stopped": 2.5}
 
 
 @contextmanager

@@ -90,6 +90,6 @@ def search(tokenizer, encoder, how=searched):
         left, right = whole[:at], whole[at:]
         check(tokenizer, encoder, left, [right, "", other])
         check(tokenizer, encoder, right, [left, other])
-        check_every_cut(tokenizer, encoder._boundaries, whole)
+        check_every_cut(tokenizer, encoder.boundaries, whole)
 
     property()

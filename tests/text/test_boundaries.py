@@ -24,7 +24,7 @@ def test_ids_are_those_of_the_joined_string(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_plain_query_is_cut_near_its_end(name):
     """Without such cuts the property would hold trivially."""
-    bounds = pair(name)[1]._boundaries
+    bounds = pair(name)[1].boundaries
     assert bounds.first(ENGLISH) < 60
     assert len(ENGLISH) - bounds.last(ENGLISH) < 60
 
@@ -43,7 +43,7 @@ def test_what_all_prompts_share_depends_on_the_query_alone(name):
 
 def test_chinese_without_spaces_is_cut():
     text = "\u4f60\u597d\uff0c\u4e16\u754c\u3002" * 20
-    assert pair("qwen2")[1]._boundaries.last(text) == len(text) - 1
+    assert pair("qwen2")[1].boundaries.last(text) == len(text) - 1
 
 
 def test_the_query_is_encoded_once(monkeypatch):
@@ -109,17 +109,17 @@ FALLS_BACK = {
 def test_without_a_proof_the_whole_string_is_encoded(name):
     tokenizer = FALLS_BACK[name]()
     encoder = TextEncoder(tokenizer)
-    assert encoder._boundaries is None
+    assert encoder.boundaries is None
     if name != "dropout":
         check(tokenizer, encoder, ENGLISH, ["", " a dog", "e"])
 
 
 def test_sampling_falls_back():
     model = models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False)
-    assert boundaries._is_deterministic(model)
+    assert boundaries.is_deterministic(model)
     if hasattr(model, "alpha"):
         model.alpha = 0.5
-        assert not boundaries._is_deterministic(model)
+        assert not boundaries.is_deterministic(model)
 
 
 @pytest.mark.parametrize(

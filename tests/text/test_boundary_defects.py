@@ -70,7 +70,7 @@ DEFECTS = {
 def test_a_defect_is_found(monkeypatch, name):
     layout = name.split(":")[0]
     encoder = TextEncoder(Tokenizer.from_str(trained(layout)))
-    encoder._boundaries = DEFECTS[name](monkeypatch, encoder._boundaries)
+    encoder.boundaries = DEFECTS[name](monkeypatch, encoder.boundaries)
     # Random texts show each of them too, but some only after thousands, and not in every process.
     examples_only = settings(searched, phases=[Phase.explicit])
     with pytest.raises(AssertionError):

@@ -34,7 +34,7 @@ from support.tape_engine import MARK, MischievousTape
 
 LABELS = np.array([3, 1, 500], dtype=np.int32)
 # A lost child is forgiven at once, so that the tests can share one client.
-PATIENCE = Patience(stopped=2.0, first_delay=0.2, forgiven=0.0)
+PATIENCE = Patience(stopped=2.0, delay=0.2, forgiven=0.0)
 
 
 def request_of(*tokens, items=1, query=3, labels=LABELS):
@@ -235,7 +235,7 @@ def test_a_long_batch_whose_layers_advance_is_no_stuck_one(client, here):
 
 
 def test_it_is_given_up(make_client):
-    patience = Patience(first_delay=0.05, max_failures=3)
+    patience = Patience(delay=0.05, max_failures=3)
     client = make_client(patience=patience)
     for _ in range(3):
         wait_until(lambda: client.alive)
@@ -277,7 +277,7 @@ def test_a_load_that_hangs(make_client, factory, seconds):
 def test_a_later_load_that_hangs_is_a_loss(make_client, tmp_path, monkeypatch):
     """The first child was ready, so a later one that hangs is restarted like any lost child."""
     monkeypatch.setenv("TAPE_MARK", str(tmp_path / "mark"))
-    patience = Patience(first_delay=0.05, max_failures=2)
+    patience = Patience(delay=0.05, max_failures=2)
     client = make_client("slow_second_load", patience, load_timeout=4)
     client.started.result()
     os.kill(client.pid, signal.SIGKILL)

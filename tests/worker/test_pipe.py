@@ -8,8 +8,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from gpuscore.processes.worker.pipe import MAX_FRAME, Pipe
-from gpuscore.processes.worker.wire import ProtocolError
+from gpuscore.processes.worker.wire import MAX_FRAME, Pipe, ProtocolError
 
 
 @pytest.fixture

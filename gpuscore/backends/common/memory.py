@@ -54,7 +54,7 @@ class HostMemory:
         The kernel counts mapped files, including weights, as available; here they are not.
         """
         there = min(available_bytes(self._proc / "meminfo"), cgroup_bytes(self._cgroup))
-        return max(0, there - (self._status("RssFile") or 0))
+        return max(0, there - (self.status("RssFile") or 0))
 
     def growth(self, *parts: Callable[[], object]) -> int | None:
         """Peak growths from Linux's record of the largest resident size.
@@ -63,18 +63,19 @@ class HostMemory:
         """
         grown = 0
         for part in parts:
-            peak = self._peak(part)
+            peak = self.peak(part)
             if peak is None:
                 return None
             grown += peak
         return grown + min(grown, _FRAGMENTS)
 
-    def _peak(self, run: Callable[[], object]) -> int | None:
+    def peak(self, run: Callable[[], object]) -> int | None:
+        """Peak growth of the resident size during `run`; None if the system does not tell."""
         self.trim()
         known = self._reset_peak()
-        before = self._status("VmRSS")
+        before = self.status("VmRSS")
         run()
-        peak = self._status("VmHWM")
+        peak = self.status("VmHWM")
         if not known or before is None or peak is None:
             return None
         return max(0, peak - before)
@@ -90,7 +91,7 @@ class HostMemory:
             return False
         return True
 
-    def _status(self, name: str) -> int | None:
+    def status(self, name: str) -> int | None:
         """A size of this process in bytes; None if the system does not tell."""
         return _kilobytes(self._proc / "self" / "status", name)
 

@@ -157,9 +157,10 @@ class DeviceMemory:
         Blocks that the allocator keeps free between its allocations count as taken. Outside of it
         are workspaces and code of libraries, and other processes.
         """
-        return sum(map(self._peak, parts))
+        return sum(map(self.peak, parts))
 
-    def _peak(self, run: Callable[[], object]) -> int:
+    def peak(self, run: Callable[[], object]) -> int:
+        """Memory that was taken during `run`."""
         self.trim()
         torch.cuda.reset_peak_memory_stats(self._device)
         reserved = torch.cuda.memory_reserved(self._device)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.torch.attention.triton import TritonAttention
+from gpuscore.backends.torch.attention.tiled import TritonAttention
 from gpuscore.backends.torch.batch_words import (
     LabelWords,
     Places,

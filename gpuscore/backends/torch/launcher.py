@@ -138,7 +138,7 @@ class PlainLauncher(Launcher):
             ForwardContext(
                 self.attention.prepare(batch).run,
                 KeptRows.of(batch.slot_mapping, self.pool),
-                recur=self.linear.prepare(batch),
+                recur=self.linear.prepare(batch) if self.decoder.config.delta_net else None,
             ),
         )
         scores = self._score(hidden, batch)

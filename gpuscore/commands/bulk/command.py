@@ -8,16 +8,16 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from gpuscore import __version__
-from gpuscore.commands.bulk.job import BatchJob, Progress
+from gpuscore.commands.bulk.job import Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions, read_options
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.options import options as known_options
-from gpuscore.config.served import check_single
+from gpuscore.config.served import ServedConfig
 from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import MODEL_FILES, model_directory, model_name
-from gpuscore.processes.replicas.replicas import start_replicas
+from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.serving import load_model, read_files
 
 EXIT_OK, EXIT_FAILED, EXIT_SIGNAL = 0, 1, 128  # plus the signal's number
@@ -32,14 +32,13 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     """Run or continue the job of the command line; return the exit code.
 
     Raises:
-        ConfigError, GpuscoreError, EngineFailed: as `BatchJob.run`.
+        ConfigError, GpuscoreError, EngineFailed: as `run_job`.
     """
-    check_single(settings)
     options = read_options(values)
     progress = Progress()
     try:
         with _stoppable():
-            make_job(settings, options).run(progress)
+            _run(settings, options, progress)
     except Stopped as stopped:
         progress.say(f"stopped at {progress.done} of {progress.rows or 'all'} rows, run again")
         return EXIT_SIGNAL + int(stopped.args[0])
@@ -72,14 +71,14 @@ def _stoppable() -> Iterator[None]:
         restore()
 
 
-def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
-    """Return the job, which runs engines on this machine."""
+def _run(settings: Settings, options: BatchOptions, progress: Progress) -> None:
+    """Run a job with engines on this machine."""
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine, family = settings.make(EngineConfig), settings.make(ServerConfig).family
     names = tuple(dict.fromkeys((model_name(model.model), model.model)))
     directory = model_directory(model.model, model.revision, model.adapter)
     same = {
-        item.message_name: settings.chosen[item.name].value
+        item.flag: settings.chosen[item.name].value
         for item in known_options(ModelConfig, RequestLimits)
     }
     files = sorted(path for path in directory.iterdir() if path.suffix in MODEL_FILES)
@@ -90,12 +89,13 @@ def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         # A run that goes on might measure something else.
-        started = start_replicas(directory, model, engine)
+        served = ServedConfig(names[0], model, directory=directory)
+        (started,) = start_models([served], engine)
         with closing(started) as replicas:
             files = read_files(directory, family, names[::-1])
             yield load_model(files, limits, replicas)
 
-    return BatchJob(options, same | options.identity(), names, loading)
+    run_job(options, same | options.identity(), names, loading, progress)
 
 
 def _report(options: BatchOptions, progress: Progress) -> int:

@@ -36,26 +36,22 @@ def grouped(rows: Sequence[TextRow], task: Task) -> Iterator[Sequence[TextRow]]:
     mixes = not builder.backend.deterministic_chunk
     uses = Counter(row.query for row in rows)
 
-    def text(row: TextRow) -> tuple[str, str]:
-        """Return the query that the row's request shares, and the rest of the row's prompt."""
+    texts = {}  # the query that a row's request shares, how the rest begins, and its length
+    for row in rows:
         own = mixes and uses[row.query] == 1
-        return ("", row.query + row.item) if own else (row.query, row.item)
-
-    def beginning(row: TextRow) -> tuple[str, str]:
-        query, rest = text(row)
-        return query, rest[:ALIKE] if len(rest) > ALIKE else ""
-
-    alike = Counter(map(beginning, rows))
+        query, rest = ("", row.query + row.item) if own else (row.query, row.item)
+        texts[row] = query, rest[:ALIKE] if len(rest) > ALIKE else "", len(rest)
+    alike = Counter((query, start) for query, start, _ in texts.values())
 
     def shared(row: TextRow) -> tuple[str, str]:
-        begins = beginning(row)
-        return begins if alike[begins] > 1 else (begins[0], "")
+        query, start, _ = texts[row]
+        return query, start if alike[query, start] > 1 else ""
 
     for _, run in groupby(sorted(rows, key=lambda row: (shared(row), row)), shared):
         group: list[TextRow] = []
         size = 0
         for row in run:
-            length = len(text(row)[1])
+            *_, length = texts[row]
             if group and (len(group) == most_rows or size + length > most_text):
                 yield group
                 group, size = [], 0

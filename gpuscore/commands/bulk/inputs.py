@@ -187,7 +187,7 @@ def find_inputs(options: BatchOptions) -> InputFiles:
             overwrite one or has another suffix, columns are missing, taken or differ, or pyarrow is
             not installed.
     """
-    place, output = options.source, options.target
+    place, output = Path(options.input), options.target
     paths = [place]
     if place.is_dir():
         if output.absolute().parent.resolve() == place.resolve():

@@ -13,14 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscore.commands.bulk.feeding import Feeder, grouped
 from gpuscore.commands.bulk.inputs import InputFiles, find_inputs
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.tasks import RequestTask, TableTask, Task, TextRow
-from gpuscore.commands.bulk.work import JOB, JobState, Result, WorkFolder, locked
-from gpuscore.commands.bulk.writing import publish, refuse_existing, write_output
+from gpuscore.commands.bulk.work import (
+    JOB,
+    Result,
+    WorkFolder,
+    locked,
+    publish,
+    refuse_existing,
+    write_output,
+)
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
 
@@ -69,56 +76,55 @@ class Progress:
         print(f"gpuscore: {line}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchJob:
-    """A job.
+Loading: TypeAlias = Callable[[], AbstractContextManager[LoadedModel]]
 
-    Attributes:
+
+def run_job(
+    options: BatchOptions,
+    settings: dict[str, Any],
+    names: tuple[str, ...],
+    loading: Loading,
+    progress: Progress,
+) -> None:
+    """Run a job to its end.
+
+    Args:
         settings: by name, what a run that goes on must have in common with the first run.
         names: the names by which requests may call the model.
         loading: starts the model; not called if all rows are scored already.
+
+    Raises:
+        ConfigError: the input or an option cannot be used, or differs from the input or option of
+            the run that this run would continue; or another run is at work.
+        GpuscoreError: the labels are not valid for the model.
+        EngineFailed: the engine cannot be kept running. The work folder is kept.
     """
-
-    options: BatchOptions
-    settings: dict[str, Any]
-    names: tuple[str, ...]
-    loading: Callable[[], AbstractContextManager[LoadedModel]]
-
-    def run(self, progress: Progress) -> None:
-        """Run the job to its end.
-
-        Raises:
-            ConfigError: the input or an option cannot be used, or differs from the input or option
-                of the run that this run would continue; or another run is at work.
-            GpuscoreError: the labels are not valid for the model.
-            EngineFailed: the engine cannot be kept running. The work folder is kept.
-        """
-        options, inputs = self.options, find_inputs(self.options)
-        with locked(options.target) as work:
-            known, state = self.settings | inputs.digests(), work.job()
-            if state is None:
-                for path in (options.target, options.bad_rows):
-                    refuse_existing(path)
-                state = JobState(known, [len(block.rows) for block in inputs.blocks()])
-                work.save(JOB, state)
-            _refuse_changed(work, state, known)
-            left = (work.results(*part).count(None) for part in enumerate(state.parts))
-            rows = sum(state.parts)
-            progress.begin(rows, rows - sum(left))
-            if progress.done < progress.rows or not progress.rows:  # then labels are checked
-                with self.loading() as model:
-                    progress.loaded()
-                    task = RequestTask if options.requests else TableTask
-                    _Scoring(task(options, model, self.names), inputs, work, progress).run()
-            _refuse_changed(work, state, self.settings | inputs.digests())
-            progress.bad, progress.failed = write_output(inputs, options, work)
-            publish(options, work, progress.bad > 0)
+    inputs = find_inputs(options)
+    with locked(options.target) as work:
+        known, first = settings | inputs.digests(), work.settings()
+        if first is None:
+            for path in (options.target, options.bad_rows):
+                refuse_existing(path)
+        _refuse_changed(work, first or known, known)
+        counts = [len(block.rows) for block in inputs.blocks()]
+        if first is None:
+            work.save(JOB, known)
+        left = sum(work.results(*part).count(None) for part in enumerate(counts))
+        progress.begin(sum(counts), sum(counts) - left)
+        if left or not counts:  # labels are checked without rows, too
+            with loading() as model:
+                progress.loaded()
+                task = RequestTask if options.requests else TableTask
+                _Scoring(task(options, model, names), inputs, work, progress).run()
+        _refuse_changed(work, known, settings | inputs.digests())
+        progress.bad, progress.failed = write_output(inputs, options, work)
+        publish(options, work, progress.bad > 0)
 
 
-def _refuse_changed(work: WorkFolder, state: JobState, known: dict[str, Any]) -> None:
+def _refuse_changed(work: WorkFolder, first: dict[str, Any], known: dict[str, Any]) -> None:
     """Raise ConfigError if a setting or the input is not what it was when the job began."""
-    for name in {**state.settings, **known}:
-        was, now = state.settings.get(name), known.get(name)
+    for name in {**first, **known}:
+        was, now = first.get(name), known.get(name)
         if was != now:
             was, now = ("not set" if value is None else value for value in (was, now))
             changed = f"{name} was {was} when this job began and is {now}"

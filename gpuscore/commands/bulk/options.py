@@ -62,13 +62,6 @@ class BatchOptions:
         "softmax over the labels, instead of probabilities over the whole vocabulary, or over all "
         "classes",
     )
-    instruction: str | None = common(
-        None, "replaces the instruction of the prompt family", metavar="TEXT"
-    )
-
-    @property
-    def source(self) -> Path:
-        return Path(self.input)
 
     @property
     def target(self) -> Path:
@@ -125,8 +118,6 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
         raise ConfigError(f"--query-column and --item-column are both {chosen.item_column}")
     elif chosen.apply_softmax and chosen.labels is None:
         raise ConfigError("--apply-softmax needs --labels")
-    elif chosen.instruction is not None and chosen.labels is not None:
-        raise ConfigError("--instruction is for prompt families, without --labels")
     return chosen
 
 

@@ -1,6 +1,6 @@
 """Parquet. The only module that needs pyarrow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,21 +62,15 @@ def check_schemas(paths: Sequence[Path], options: BatchOptions) -> None:
             raise ConfigError(f"--input {path} has other columns than {paths[0].name}")
 
 
-class ParquetOutput:
-    """A Parquet file with the columns of another one, and scores in a column `name`."""
-
-    def __init__(self, path: Path, source: Path, name: str) -> None:
-        with parquet.ParquetFile(source) as file:  # with the schema's metadata
-            self._scores = pa.field(name, pa.list_(pa.float64()))
-            self._writer = parquet.ParquetWriter(path, file.schema_arrow.append(self._scores))
-
-    def write(self, block: Any, keep: Sequence[int], scores: Sequence[Any]) -> None:
-        """Add the rows with these numbers and their scores, as a row group."""
-        column = pa.array(scores, self._scores.type)
-        self._writer.write_table(block.table.take(keep).append_column(self._scores, column))
-
-    def close(self) -> None:
-        self._writer.close()
+def write_parquet(path: Path, source: Path, name: str, good: Iterable[Any]) -> None:
+    """Write rows of blocks with the columns of another file, and scores in a column `name`."""
+    added = pa.field(name, pa.list_(pa.float64()))
+    with parquet.ParquetFile(source) as file:
+        schema = file.schema_arrow.append(added)  # with its metadata
+    with parquet.ParquetWriter(path, schema) as writer:
+        for block, keep, scores in good:
+            table = block.table.take(keep).append_column(added, pa.array(scores, added.type))
+            writer.write_table(table)
 
 
 @contextmanager

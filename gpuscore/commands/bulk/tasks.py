@@ -102,8 +102,6 @@ class TableTask(Steps):
         super().__init__(options, model, names)
         prompts = None if options.labels else model.prompts.family
         self._family = family = None if prompts is None else prompts.family
-        if options.instruction is not None and not (family and family.takes_instruction):
-            raise ConfigError("--instruction: the model's prompts have none")
         if family is None:
             if options.labels is None and model.default_labels is None:
                 raise ConfigError("--labels is missing: the model is of no known prompt family")
@@ -158,7 +156,7 @@ class TableTask(Steps):
             else:
                 body |= {"query": "".join(queries[:1]), "items": items}
         elif self._family.ranks:
-            body |= {"queries": queries, "documents": items, "instruction": options.instruction}
+            body |= {"queries": queries, "documents": items}
         else:
             body, record.route = {"input": items}, "/v1/classify"
         return self.prepared("POST", msgspec.json.encode(body), record)

@@ -1,34 +1,30 @@
-"""The folder OUTPUT.work: its lock, and the state and results that a job keeps there.
+"""The folder OUTPUT.work: its lock, the settings and results that a job keeps there, and the output
+that they become.
 
 Every file is written beside its place and renamed, so it is there whole or not at all, even after a
 kill or a loss of power.
 """
 
-import errno
 import fcntl
+import filecmp
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from gpuscore.commands.bulk.inputs import Block, InputFiles
+from gpuscore.commands.bulk.options import PARQUET, BatchOptions
 from gpuscore.errors import ConfigError
 
-JOB, DONE = "job.state", "done.state"  # its name once the output is in its place
+JOB, DONE = "job.state", "done.state"  # a job's settings; their name once the output is there
 OUTPUT, BAD_ROWS = "output.new", "bad.new"
 _FILES = re.compile(r"(job|done)\.state|job\.state\.new|[0-9]+\.part(\.new)?|(output|bad)\.new")
 _DIGEST = hashlib.sha256().digest_size
-
-
-class JobState(msgspec.Struct, frozen=True):
-    """The settings that a run which goes on must have, too, and the number of rows of each part."""
-
-    settings: dict[str, Any]
-    parts: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -40,6 +36,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 # A row's scores, the reason why it is bad, or its answer; None: it has no result yet.
 Result: TypeAlias = list[float] | str | Answer | None
+# Rows of a block, by their numbers, with their results.
+Kept: TypeAlias = tuple[Block, list[int], list[Any]]
 T = TypeVar("T")
 
 
@@ -49,9 +47,9 @@ class WorkFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def job(self, name: str = JOB) -> JobState | None:
-        """Return the state of a job, or None; raise ConfigError if it is damaged."""
-        state = self._load(name, JobState)
+    def settings(self, name: str = JOB) -> dict[str, Any] | None:
+        """Return the settings of a job, or None; raise ConfigError if they are damaged."""
+        state = self._load(name, dict[str, Any])
         if state is None and (self.path / name).exists():
             raise self.damaged(f"{name} is not as it was written")
         return state
@@ -78,7 +76,7 @@ class WorkFolder:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
-    def save(self, name: str, value: JobState | list[Result]) -> None:
+    def save(self, name: str, value: dict[str, Any] | list[Result]) -> None:
         """Write a file over the one that is there."""
         content = msgspec.msgpack.encode(value)
         new = self.path / f"{name}.new"
@@ -99,11 +97,8 @@ class WorkFolder:
     def remove(self) -> None:
         """Remove the job's files and, unless somebody else has put a file into it, the folder."""
         self.clear()
-        try:
+        with suppress(OSError):
             self.path.rmdir()
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
 
 
 @contextmanager
@@ -127,7 +122,9 @@ def locked(output: Path) -> Iterator[WorkFolder]:
             what = f"{work.path} holds {other}, which belongs to no job"
             raise ConfigError(f"--output {output}: {what}; move it away or choose another --output")
         try:
-            if work.job(DONE):  # an earlier run was killed after all was done but this
+            if (
+                work.settings(DONE) is not None
+            ):  # an earlier run was killed after all was done but this
                 work.clear()
             yield work
         except BaseException:
@@ -169,3 +166,72 @@ def sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def write_output(inputs: InputFiles, options: BatchOptions, work: WorkFolder) -> tuple[int, int]:
+    """Write the output and the bad rows into the work folder; return the numbers of bad rows, and
+    of requests that were answered with an error."""
+    bad = failed = 0
+
+    def good() -> Iterator[Kept]:
+        nonlocal bad, failed
+        for number, block in enumerate(inputs.blocks()):
+            results = work.results(number, len(block.rows))
+            if None in results:
+                raise work.damaged(f"a row of {number}.part has no result")
+            keep = [index for index, result in enumerate(results) if not isinstance(result, str)]
+            for index in sorted({*range(len(results))} - {*keep}):
+                about = {"reason": results[index], **block.about(index)}
+                bad_rows.write(msgspec.json.encode(about) + b"\n")
+            bad += len(results) - len(keep)
+            failed += sum(isinstance(result, Answer) and result.failed for result in results)
+            yield block, keep, [results[index] for index in keep]
+
+    with (work.path / BAD_ROWS).open("wb") as bad_rows:
+        if inputs.format == PARQUET:
+            from gpuscore.commands.bulk.parquet import write_parquet
+
+            write_parquet(work.path / OUTPUT, inputs.paths[0], options.scores_column, good())
+        else:
+            _write_lines(work.path / OUTPUT, options.scores_column, good())
+    for name in (OUTPUT, BAD_ROWS):
+        sync(work.path / name)
+    return bad, failed
+
+
+def _write_lines(path: Path, name: str, good: Iterable[Kept]) -> None:
+    """Write answers, or the input's lines with scores in a field `name`."""
+    with path.open("wb") as file:
+        for block, keep, results in good:
+            for index, result in zip(keep, results, strict=True):
+                line: Any = block.rows[index]
+                if isinstance(result, Answer):
+                    file.write(result.line + b"\n")
+                else:
+                    added = msgspec.json.encode({name: result})[1:]
+                    file.write(line[:-1].rstrip() + b"," + added + b"\n")
+
+
+def publish(options: BatchOptions, work: WorkFolder, any_bad: bool) -> None:
+    """Give the files their names and remove the work folder.
+
+    Raises:
+        ConfigError: another file of that name has appeared meanwhile.
+    """
+    files = {work.path / BAD_ROWS: options.bad_rows} if any_bad else {}
+    files[work.path / OUTPUT] = options.target
+    for new, path in files.items():
+        refuse_existing(path, new)
+    for new, path in files.items():
+        new.rename(path)
+    sync(options.target.absolute().parent)
+    work.remove()
+
+
+def refuse_existing(path: Path, new: Path | None = None) -> None:
+    """Raise ConfigError if a file of the output's name, or a link, is there, unless it is as the
+    new one: an earlier run has renamed it."""
+    if not os.path.lexists(path):
+        return
+    if new is None or path.is_symlink() or not filecmp.cmp(path, new, shallow=False):
+        raise ConfigError(f"{path} exists already; remove it or choose another --output")

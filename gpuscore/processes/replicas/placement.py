@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from gpuscore.backends.common.estimate import plan_memory
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.common.plan import mebibytes, nvidia_device
 from gpuscore.config import ModelConfig
+from gpuscore.config.served import ServedConfig
 from gpuscore.errors import ConfigError
 from gpuscore.processes.worker.wire import Placement
 
@@ -32,21 +33,7 @@ print(*(torch.cuda.mem_get_info(number)[0] for number in range(count)))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Sought:
-    """A model that needs a place: its name, its directory and its settings."""
-
-    name: str
-    directory: Path
-    config: ModelConfig
-
-    @property
-    def weights(self) -> int:
-        """Bytes of the files of weights."""
-        return sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
-
-
-def places_of_all(models: Sequence[Sought], devices: str | None) -> list[list[Placement]]:
+def places_of_all(models: Sequence[ServedConfig], devices: str | None) -> list[list[Placement]]:
     """Return each model's placements: on every device of `--devices`, or on the only one of
     `--device`, one engine of each model.
 
@@ -70,7 +57,16 @@ def places_of_all(models: Sequence[Sought], devices: str | None) -> list[list[Pl
     engines = copies * len(models)
     if engines == 1:
         return [bases]
-    _check_settings(first, engines)
+    if first.tensor_parallel > 1:
+        raise ConfigError(
+            f"--tensor-parallel {first.tensor_parallel} is not supported with several engines on a "
+            "device"
+        )
+    if first.kv_cache_size is None:
+        raise ConfigError(
+            f"{engines} engines on one device need --kv-cache-size, such as 2GiB: the memory of "
+            "each one's keys and values"
+        )
     free = HostMemory().free() if on_cpu else _free_on_gpus(bases)
     check_together(models, copies, free, on_cpu)
     cores: Iterator[tuple[int, ...]] = iter(_core_parts(engines)) if on_cpu else repeat(())
@@ -83,7 +79,7 @@ def places_of_all(models: Sequence[Sought], devices: str | None) -> list[list[Pl
     return [[place(base, model.config) for base in bases] for model in models]
 
 
-def check_together(models: Sequence[Sought], copies: int, free: int, on_cpu: bool) -> None:
+def check_together(models: Sequence[ServedConfig], copies: int, free: int, on_cpu: bool) -> None:
     """Raise ConfigError, with all numbers, if so many engines of each model do not fit together.
 
     Args:
@@ -94,7 +90,8 @@ def check_together(models: Sequence[Sought], copies: int, free: int, on_cpu: boo
     """
     parts, total, processes = [], 0, 0
     for model in models:
-        weights, cache, other = model.weights, model.config.kv_cache_size or 0, ENGINE_BYTES
+        weights, cache = size_of_weights(model.directory), model.config.kv_cache_size or 0
+        other = ENGINE_BYTES
         if not on_cpu:
             plan = plan_memory(model.directory, model.config, free)
             weights = plan.weight_bytes
@@ -112,6 +109,11 @@ def check_together(models: Sequence[Sought], copies: int, free: int, on_cpu: boo
         )
 
 
+def size_of_weights(directory: Path) -> int:
+    """Return the bytes of a model's files of weights."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
 def _core_parts(count: int) -> list[tuple[int, ...]]:
     """Return equal parts of the cores that this process may use; raises ConfigError if too few."""
     cores = sorted(os.sched_getaffinity(0))
@@ -122,19 +124,6 @@ def _core_parts(count: int) -> list[tuple[int, ...]]:
         )
     bounds = [len(cores) * i // count for i in range(count + 1)]
     return [tuple(cores[bounds[i] : bounds[i + 1]]) for i in range(count)]
-
-
-def _check_settings(first: ModelConfig, engines: int) -> None:
-    if first.tensor_parallel > 1:
-        raise ConfigError(
-            f"--tensor-parallel {first.tensor_parallel} is not supported with several engines on a "
-            "device"
-        )
-    if first.kv_cache_size is None:
-        raise ConfigError(
-            f"{engines} engines on one device need --kv-cache-size, such as 2GiB: the memory of "
-            "each one's keys and values"
-        )
 
 
 def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:
@@ -157,12 +146,12 @@ def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:
             f"--devices {devices}: name different CUDA devices, such as cuda:0,cuda:1, or {ALL} "
             "for every one, or cpu for each engine on this machine's CPUs; not both kinds"
         )
-    return _on_gpus(model, devices, names)
-
-
-def _on_gpus(model: ModelConfig, devices: str, names: list[str]) -> list[Placement]:
     if model.backend != "torch":
         raise ConfigError(f"--devices {devices} needs --backend torch")
+    if shown := os.environ.get(VISIBLE):
+        raise ConfigError(
+            f"--devices {devices} numbers all devices of the machine: unset {VISIBLE}={shown}"
+        )
     own, ranks = replace(model, device="cuda"), model.tensor_parallel
     if len(names) % ranks:
         raise ConfigError(
@@ -171,34 +160,17 @@ def _on_gpus(model: ModelConfig, devices: str, names: list[str]) -> list[Placeme
         )
     groups = [names[start : start + ranks] for start in range(0, len(names), ranks)]
     return [
-        Placement(
-            "+".join(group), own, {VISIBLE: ",".join(_visible(devices, name) for name in group)}
-        )
+        Placement("+".join(group), own, {VISIBLE: ",".join(group).replace("cuda:", "")})
         for group in groups
     ]
-
-
-def _visible(devices: str, name: str) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES that shows this device alone."""
-    index = name.removeprefix("cuda:")
-    shown = os.environ.get(VISIBLE)
-    if shown is None:
-        return index
-    ids = [device.strip() for device in shown.split(",")]
-    if int(index) >= len(ids):
-        raise ConfigError(
-            f"--devices {devices}: there is no {name}, because {VISIBLE}={shown} shows "
-            f"{len(ids)} devices"
-        )
-    return ids[int(index)]
 
 
 def _free_on_gpus(bases: Sequence[Placement]) -> int:
     """Return the free bytes of the fullest one of these GPUs, by default the first one. Without a
     usable one nothing is refused here: the engines say why it is not usable."""
     free = _free_cuda()
-    numbers = [int(found[1]) for base in bases if (found := _GPU.match(base.device))] or [0]
-    return min((free[number] for number in numbers if number < len(free)), default=sys.maxsize)
+    used = [int(found[1]) for base in bases if (found := _GPU.match(base.device))] or [0]
+    return min((free[number] for number in used if number < len(free)), default=sys.maxsize)
 
 
 def _free_cuda() -> list[int]:

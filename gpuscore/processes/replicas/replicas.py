@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import EngineConfig
+from gpuscore.config.served import ServedConfig
 from gpuscore.engine.ticket import resolve
-from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
-from gpuscore.processes.replicas.placement import Sought, places_of_all
+from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, Unavailable
+from gpuscore.processes.replicas.placement import places_of_all
 from gpuscore.processes.replicas.router import choose
 from gpuscore.processes.worker.client import RETRY_AFTER, EngineClient
 from gpuscore.processes.worker.process import TORCH, Patience, command
@@ -106,7 +106,7 @@ class Replicas:
     def states(self) -> list[ReplicaState]:
         everything = zip(self._replicas, self._devices, self._rerun, strict=True)
         return [
-            ReplicaState(str(number), device, replica.alive, replica.stats(), rerun)
+            ReplicaState(str(number), device, replica.alive, replica.stats(), rerun=rerun)
             for number, (replica, device, rerun) in enumerate(everything)
         ]
 
@@ -168,8 +168,6 @@ class Replicas:
             self._lost(flight, number, error)
         elif isinstance(error, GpuscoreError):
             resolve(flight.future, error)
-        else:
-            resolve(flight.future, InternalError("the engine's client has a bug"))
 
     def _lost(self, flight: _Flight, number: int, error: Unavailable) -> None:
         """Run a request again that was in flight when its replica was lost."""
@@ -193,26 +191,11 @@ class Replicas:
             error = future.exception() if future in done else None
             if len(futures) > 1 and isinstance(error, ConfigError | EngineFailed):
                 raise type(error)(f"replica {number} on {self._devices[number]}: {error}")
-            if error is not None:
-                raise error
         return [future.result() for future in futures]
 
 
-def start_replicas(
-    directory: Path,
-    model: ModelConfig,
-    engine: EngineConfig,
-    factory: str = TORCH,
-    patience: Patience | None = None,
-) -> Replicas:
-    """Start the engines of one model, in this directory, as `start_models` does."""
-    sought = [Sought(directory.name, directory, model)]
-    (replicas,) = start_models(sought, engine, factory, patience)
-    return replicas
-
-
 def start_models(
-    models: Sequence[Sought],
+    models: Sequence[ServedConfig],
     engine: EngineConfig,
     factory: str = TORCH,
     patience: Patience | None = None,
@@ -220,7 +203,7 @@ def start_models(
     """Start an engine of each model on each device; return each model's replicas.
 
     Args:
-        models: with their settings.
+        models: with their settings and directories.
         engine: the settings of all engines, with the devices.
         factory: prepares a backend (`gpuscore.processes.worker.__main__`).
         patience: when an engine counts as lost.
@@ -230,15 +213,10 @@ def start_models(
             of `Replicas` that wait.
     """
     everyone: list[EngineClient] = []
-    started = []
+    started, run = [], command(factory)
     for model, places in zip(models, places_of_all(models, engine.devices), strict=True):
         own = [
-            EngineClient(
-                command(factory),
-                Start(str(model.directory), place, engine),
-                patience,
-                everyone,
-            )
+            EngineClient(run, Start(str(model.directory), place, engine), patience, everyone)
             for place in places
         ]
         everyone += own

@@ -26,7 +26,8 @@ def choose(request: ScoreRequest, loads: Mapping[int, int], limits: BackendLimit
     """
     home = None
     if digest := home_digest(request, limits.page_size):
-        home = max(loads, key=lambda replica: _weight(digest, replica))
+        seeds = {replica: replica.to_bytes(8, "little") for replica in loads}
+        home = max(loads, key=lambda n: blake2b(digest, digest_size=8, salt=seeds[n]).digest())
         if loads[home] < limits.max_tokens:
             return home
     # Another replica has to compute the query again.
@@ -41,7 +42,3 @@ def home_digest(request: ScoreRequest, page_size: int) -> bytes | None:
         return None
     start = request.query_ids[:tokens].astype("<i4").tobytes()
     return blake2b(request.salt.encode() + b"\0" + start, digest_size=16).digest()
-
-
-def _weight(digest: bytes, replica: int) -> bytes:
-    return blake2b(digest, digest_size=8, salt=replica.to_bytes(8, "little")).digest()

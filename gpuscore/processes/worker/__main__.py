@@ -19,7 +19,6 @@ import logging
 import os
 import socket
 import sys
-from contextlib import suppress
 from importlib import import_module
 
 from gpuscore.processes.worker.child import run
@@ -45,7 +44,5 @@ def main(factory: str, descriptor: str, parent: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(*sys.argv[1:])
-    with suppress(OSError):
-        sys.stderr.flush()
-    os._exit(code)  # a framework's shutdown can take seconds, and there is nothing to save
+    # A framework's shutdown can take seconds, and there is nothing to save.
+    os._exit(main(*sys.argv[1:]))

@@ -17,12 +17,12 @@ from gpuscore.backends.base import Prepared
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
-from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
     Cancel,
     Failure,
     Heartbeat,
     Message,
+    Pipe,
     ProtocolError,
     Ready,
     Refused,

@@ -11,13 +11,13 @@ from time import monotonic
 
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout, Unavailable
-from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.process import EngineProcess, Patience
 from gpuscore.processes.worker.wire import (
     Cancel,
     Failure,
     FromChild,
     Heartbeat,
+    Pipe,
     ProtocolError,
     Ready,
     Refused,
@@ -153,17 +153,15 @@ class EngineClient:
             resolve(future, Unavailable(why, retry_after=RETRY_AFTER))
 
     def _run(self) -> None:
-        end: Exception | None = None
         try:
             self._keep_running()
         except Exception as error:  # noqa: BLE001  (raised by the futures' `result`)
-            end = error
-        if not self.started.done():
-            self.started.set_exception(end or EngineFailed("the engine was closed"))
-        if end is None:
-            self.ended.set_result(None)
+            self.ended.set_exception(error)
         else:
-            self.ended.set_exception(end)
+            self.ended.set_result(None)
+        if not self.started.done():
+            end = self.ended.exception() or EngineFailed("the engine was closed")
+            self.started.set_exception(end)
 
     def _keep_running(self) -> None:
         """Run one child after the other until `close`.
@@ -184,9 +182,8 @@ class EngineClient:
                 raise EngineFailed(
                     f"the engine failed {self._failures} times in a row, last: {reason}"
                 )
-            delay = self._patience.delay(self._failures)
-            logger.error("the engine's process was lost: %s; restart in %.1f s", reason, delay)
-            if not self._closing.wait(delay):
+            logger.error("the engine's process was lost: %s; it is started again", reason)
+            if not self._closing.wait(self._patience.delay):
                 self.restarts += 1
 
     def _run_once(self) -> str:
@@ -195,20 +192,15 @@ class EngineClient:
             process = EngineProcess(self._command)
         except OSError as error:
             return f"it cannot be started ({error})"
-        self.pid, self._loading, reason, patience = process.pid, 0.0, "", 0.0
+        self.pid, self._loading, reason = process.pid, 0.0, ""
         process.pipe.put(partial(encode, self._start), now=True)
         try:
             self._watch(process.pipe)
-            patience = 0.0 if self._pipe is None else self._patience.close
-        except EOFError:
-            patience = 1.0  # it has closed its end, so it will exit soon
-        except _Lost as error:
-            reason = str(error)
-        except ProtocolError as error:
-            reason = f"it sent {error}"
+        except (_Lost, ProtocolError, EOFError) as error:
+            reason = str(error)  # none of an EOFError: it will exit soon
         finally:
             self._lost()
-            ended = process.end(patience)
+            ended = process.end()
         return reason or ended
 
     def _watch(self, pipe: Pipe) -> None:
@@ -227,27 +219,22 @@ class EngineClient:
             since = min(monotonic() - before, 2 * TICK)  # a pause of this process is no silence
             before = monotonic()
             self._silence = 0.0 if frames else self._silence + since
-            if self._pipe is None:
-                self._loading += since
-            self._check_times()
-
-    def _check_times(self) -> None:
-        """Raise _Lost if the child is silent or loads too slowly."""
-        if self._pipe is not None:
-            if self._silence > self._patience.stopped:
-                raise _Lost(f"no sign of life for {self._silence:.1f} s")
-        elif self._loading > (limit := self._start.engine.load_timeout):
-            raise _Lost(
-                f"the engine did not load and warm the model within --load-timeout {limit:g} s: "
-                "something hangs, or the limit is too short for this machine"
-            )
+            if self._pipe is not None:
+                if self._silence > self._patience.stopped:
+                    raise _Lost(f"no sign of life for {self._silence:.1f} s")
+                continue
+            self._loading += since
+            if self._loading > (limit := self._start.engine.load_timeout):
+                raise _Lost(
+                    "the engine did not load and warm the model within --load-timeout "
+                    f"{limit:g} s: something hangs, or the limit is too short for this machine"
+                )
 
     def _handle(self, message: FromChild, pipe: Pipe) -> None:
         match message:
             case Refused():
-                raise (
-                    _Lost(message.message) if self.started.done() else ConfigError(message.message)
-                )
+                kind = _Lost if self.started.done() else ConfigError
+                raise kind(message.message)
             case Ready() if self._pipe is None:
                 self._ready(message, pipe)
             case Heartbeat():
@@ -276,10 +263,10 @@ class EngineClient:
         if waiting is None:
             return  # it was cancelled meanwhile
         request, future = waiting
-        if isinstance(answer, Failure):
-            resolve(future, answer.error())
-        else:
-            resolve(future, check_result(answer.result, request))
+        resolve(
+            future,
+            check_result(answer.result, request) if isinstance(answer, Result) else answer.error(),
+        )
 
     def _lost(self) -> None:
         """Note that there is no child, which will send no further answers."""

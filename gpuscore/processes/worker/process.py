@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from gpuscore.config import API_KEY_VARIABLE
-from gpuscore.processes.worker.pipe import Pipe
+from gpuscore.processes.worker.wire import Pipe
 
+END = 1.0  # seconds for a process to end by itself
 _PR_SET_PDEATHSIG = 1
 
 
@@ -21,16 +22,9 @@ class Patience:
 
     silent: float = 1.5  # of silence: the child counts as unhealthy
     stopped: float = 5.0  # of silence: the child is killed
-    first_delay: float = 0.5  # before the first restart; doubled with each further failure
-    max_delay: float = 30.0
+    delay: float = 1.0  # before a restart
     forgiven: float = 60.0  # of service, after which earlier failures do not count
     max_failures: int = 5  # in a row; then the child is not restarted
-    close: float = 1.0  # for the child to end by itself
-
-    def delay(self, failures: int) -> float:
-        """Return the seconds before a restart after so many failures in a row."""
-        # The exponent is bounded, because beside other replicas failures may be countless.
-        return min(self.first_delay * 2.0 ** min(failures - 1, 32), self.max_delay)
 
 
 def die_with(parent: int) -> None:
@@ -70,21 +64,14 @@ class EngineProcess:
             raise
         finally:
             theirs.close()
-        self.pipe = Pipe(ours)
+        self.pid, self.pipe = self._process.pid, Pipe(ours)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def end(self, seconds: float = 0.0) -> str:
-        """Close the socket, at which the process ends; kill it if it has not within some seconds.
-
-        Returns:
-            Its exit code or signal, as text.
-        """
+    def end(self) -> str:
+        """Close the socket, at which the process ends, or kill it; return its exit code or signal
+        as text."""
         self.pipe.close()
         try:
-            self._process.wait(seconds)
+            self._process.wait(END)
         except TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -5,9 +5,11 @@ A request's body is read up to a limit of bytes and never by the framework's par
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from time import monotonic
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -17,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import (
     FRAME_BYTES,
+    LARGE,
     BodyT,
     Dialect,
     PreparedBody,
@@ -27,17 +30,23 @@ from gpuscore.dialects.dialect import (
 )
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import (
+    AnswerTooLarge,
     BodyTooLarge,
+    DeadlineExceeded,
     InvalidRequest,
     NonfiniteScore,
     UnsupportedMediaType,
 )
 from gpuscore.server.http.gate import COUNT
+from gpuscore.server.http.headers import request_seconds
+from gpuscore.server.http.rounds import in_time
 from gpuscore.server.service import ScoringService
 from gpuscore.text.boundaries import announce
-from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord
+from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord, record_of
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import renumbered, scored_places
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 JSON = "application/json"
 IDENTITY, GZIP = "identity", "gzip"
@@ -92,11 +101,6 @@ def unpacker(fields: list[str]) -> Unpacker | None:
 def check_content_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the head announces JSON in UTF-8, in a known encoding."""
     kind, *parameters = request.headers.get("content-type", "").lower().split(";")
-    if kind.strip().startswith("multipart/"):
-        raise UnsupportedMediaType(
-            "multipart bodies carry assets, and this server reads no images: the content type must "
-            f"be {JSON}"
-        )
     charset = [p.strip() for p in parameters if p.strip()]
     if kind.strip() != JSON or charset not in ([], ["charset=utf-8"]):
         raise UnsupportedMediaType(f"the content type must be {JSON}")
@@ -106,22 +110,19 @@ def check_content_type(request: Request) -> None:
 async def read_body(request: Request, config: ServerConfig) -> bytes:
     """Return the whole body, unpacked.
 
-    The gate enforces the timeout and counts the bytes; the connection drops the rest of a body that
-    was answered early.
+    The gate enforces the timeout and the limit of what is sent; the connection drops the rest of a
+    body that was answered early.
 
     Raises:
-        BodyTooLarge: more than `max_body_bytes`, sent or unpacked.
+        BodyTooLarge: more than `max_body_bytes` unpacked.
         InvalidRequest: the body is not in its content encoding.
         Overloaded: the bodies in flight exceed `max_queued_bytes`.
         ClientDisconnect: the client left.
     """
     limit = config.max_body_bytes
     reader = unpacker(request.headers.getlist("content-encoding"))
-    parts, size, received = [], 0, 0
+    parts, size = [], 0
     async for part in request.stream():
-        received += len(part)
-        if received > limit:
-            raise BodyTooLarge(f"the body is over {limit} bytes")
         if reader is None:
             parts.append(part)
             continue
@@ -242,3 +243,44 @@ async def _results(
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+def endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConfig) -> Endpoint:
+    """Return the function that answers a dialect's requests."""
+
+    async def answered(request: Request) -> Response:
+        """Read, decode and answer a body within the request's timeout."""
+        seconds = request_seconds(request, config.request_timeout)
+        check_content_type(request)
+        scope = request.scope
+        with service.in_flight():
+            received = await read_body(request, config)
+            record = record_of(scope)
+            record.deadline = deadline = monotonic() + seconds
+            late = partial(DeadlineExceeded, f"no answer after {seconds:g} seconds")
+            if len(received) < LARGE:
+                body = dialect.decode(received, record, None)
+            else:
+                decoding = _decode_large(service, dialect, received, record)
+                body = await in_time(decoding, deadline, late)
+            del received  # it may be large, and `body` has the text
+            reserve = partial(_reserve, scope, config.max_answer_bytes)
+            running = answer(service, dialect, body, record, reserve=reserve)
+            return await in_time(running, deadline, late)
+
+    return answered
+
+
+def _reserve(scope: Scope, limit: int, size: int) -> None:
+    """Count an answer that may have `size` bytes; raise AnswerTooLarge or Overloaded."""
+    if size > limit:
+        raise AnswerTooLarge(f"the answer may have {size} bytes, the limit is {limit}")
+    scope["state"][COUNT](size)
+
+
+async def _decode_large(
+    service: ScoringService, dialect: Dialect[BodyT], received: bytes, record: RequestRecord
+) -> BodyT:
+    limits = service.models.limits  # None if no model is loaded, and the answer is 503
+    work = partial(dialect.decode, received, record, limits)
+    return await service.in_thread(record.tenant, work, large=True)

@@ -21,7 +21,6 @@ from gpuscore.dialects.table import DIALECT_OF, error_answer
 from gpuscore.errors import (
     BodyTooLarge,
     GpuscoreError,
-    HeaderTooLarge,
     InternalError,
     InvalidApiKey,
     InvalidRequest,
@@ -31,8 +30,7 @@ from gpuscore.errors import (
 )
 from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.http.aliases import read_aliases
-from gpuscore.server.http.auth import NO_KEY, ApiKeys
-from gpuscore.server.http.headers import Hosts
+from gpuscore.server.http.headers import NO_KEY, ApiKeys, check_host
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.service import Pacer
@@ -45,12 +43,14 @@ logger = logging.getLogger(__name__)
 # rounds to some milliseconds, so that refusals and probes are answered even when a thousand
 # requests arrive at once.
 STARTS, START_BYTES = 8, 2**18
+SLICES = 8  # connections that parse in a round
 BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
 COUNT = "count"  # ... a function that counts bytes which do not arrive on the connection
 _CHECKED = "checked"  # ... the head was checked
 _CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
 CLOSE = (b"connection", b"close")
+_GET = ("GET", "HEAD")
 
 Fields = list[tuple[bytes, bytes]]
 Answer = tuple[int, Fields, bytes]  # status, header fields, body
@@ -67,7 +67,7 @@ class Gate:
         config: the limits and aliases.
         keys: the valid API keys.
         operations: gets the records; the backlogs of its service decide what is admitted.
-        hosts: the names that the server answers to.
+        hosts: the names that the server answers to (`read_hosts`).
         open_paths: paths that need no key.
         rounds: those of the event loop; None if the loop is not the server's own, so that it tells
             nothing about them.
@@ -79,18 +79,21 @@ class Gate:
         config: ServerConfig,
         keys: ApiKeys,
         operations: Operations,
-        hosts: Hosts,
+        hosts: frozenset[str] | None,
         open_paths: Collection[str],
         rounds: Rounds | None = None,
     ) -> None:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
+        gets = {path for path, route in self.routes.items() if "GET" in (route.methods or ())}
+        self._methods = {path: _GET if path in gets else ("POST",) for path in self.routes}
         self._app, self.config, self._keys, self._hosts = app, config, keys, hosts
         self.operations, self._open = operations, frozenset(open_paths)
         self._service = operations.service
         self._aliases = read_aliases(config)
-        age: Callable[[], float] = (lambda: 0.0) if rounds is None else (lambda: rounds.age)
-        self.admission = Admission(self._service, config, age)
-        self.starts = Pacer((lambda: STARTS) if rounds is None else partial(rounds.pieces, STARTS))
+        self.admission = Admission(self._service, config)
+        pieces: Callable[[int], int] = int if rounds is None else rounds.pieces
+        self.starts = Pacer(partial(pieces, STARTS))
+        self.turns = Pacer(partial(pieces, SLICES))  # of connections that parse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,15 +102,6 @@ class Gate:
         record = record_of(scope)
         send = self._marked(scope, record, send)
         self.operations.running += 1
-        try:
-            await self._checked(scope, receive, send)
-        finally:
-            self.operations.running -= 1
-            self.operations.finish(record, scope["headers"])
-
-    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the head, answer, and turn errors into answers."""
-        record = record_of(scope)
         try:
             if _CHECKED not in scope["state"]:
                 self._check(scope)
@@ -119,6 +113,9 @@ class Gate:
         except Exception:
             logger.exception("unhandled error in request %s", record.request_id)
             await self._send_error(scope, record, InternalError("internal error"), send)
+        finally:
+            self.operations.running -= 1
+            self.operations.finish(record, scope["headers"])
 
     def refusal(self, scope: Scope) -> Answer | None:
         """Check a head, which `__call__` then does not; return the answer if it is refused, after
@@ -145,14 +142,19 @@ class Gate:
         path = scope["path"] = self._aliases.get(scope["path"], scope["path"])
         route = self.routes.get(path)
         record.route = UNMATCHED if route is None else path
-        self._check_fields(record, headers)
+        check_host(headers, self._hosts)
+        if record.bad_request_id:
+            raise InvalidRequest(
+                "X-Request-Id must be given once, as 1 to 128 of A-Z a-z 0-9 . _ -",
+                param="X-Request-Id",
+            )
         tenant = self._keys.tenant(headers)
         if tenant is None and path not in self._open:
             raise InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
         record.tenant = tenant or NO_KEY
         if route is None:
             raise NotFound(no_such_path(path))
-        if _method(scope) not in _methods(route):
+        if scope["method"] not in self._methods[path]:
             raise MethodNotAllowed("this path does not have that method")
         if path not in DIALECT_OF:
             return
@@ -160,23 +162,7 @@ class Gate:
             raise self._service.shutting_down()
         length = _announced(headers)
         if length <= self.config.max_body_bytes:  # otherwise `_reader` refuses it
-            refusal = self.admission.refusal(record.tenant, length)
-            if refusal is not None:
-                raise refusal
-
-    def _check_fields(self, record: RequestRecord, headers: Fields) -> None:
-        """Raise the error of header fields that are refused on every route."""
-        if len(headers) > self.config.max_headers:
-            raise HeaderTooLarge(
-                f"the request head has {len(headers)} fields, the limit is "
-                f"{self.config.max_headers}"
-            )
-        self._hosts.check(headers)
-        if record.bad_request_id:
-            raise InvalidRequest(
-                "X-Request-Id must be given once, as 1 to 128 of A-Z a-z 0-9 . _ -",
-                param="X-Request-Id",
-            )
+            self.admission.check(record.tenant, length)
 
     async def _answer(
         self, scope: Scope, record: RequestRecord, receive: Receive, send: Send
@@ -186,7 +172,7 @@ class Gate:
             await route.app(scope, receive, send)
             return
         visit = Visit(record.tenant or NO_KEY)
-        scope["state"][COUNT] = partial(self._count, visit)
+        scope["state"][COUNT] = partial(self.admission.add, visit)
         try:
             await route.app(scope, self._reader(visit, scope, record, receive), send)
         finally:
@@ -199,50 +185,41 @@ class Gate:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
         limit, seconds = self.config.max_body_bytes, self.config.client_timeout
-        too_large = _announced(scope["headers"]) > limit
-        end, complete = monotonic() + seconds, False
+        announced, end, complete = _announced(scope["headers"]), monotonic() + seconds, False
+
+        def check_size(size: int) -> None:
+            if size > limit:
+                raise BodyTooLarge(f"the body is over {limit} bytes")
 
         async def read() -> Message:
             nonlocal complete
             if complete:  # what comes now is the client's leaving, however late
                 return await receive()
-            if too_large or record.bytes_in > limit:
-                raise BodyTooLarge(f"the body is over {limit} bytes")
+            check_size(announced)
             late = partial(RequestTimeout, f"the body was not complete after {seconds:g} seconds")
             message: Message = await in_time(receive(), end, late)
             if BROKEN in scope["state"]:
                 raise scope["state"].pop(BROKEN)
             size = len(message.get("body", b""))
             record.bytes_in += size
-            self._count(visit, size)
+            check_size(record.bytes_in)
+            self.admission.add(visit, size)
             if message["type"] == "http.request" and not message.get("more_body", False):
                 complete = True
-                refusal = self.admission.enter(visit)
-                if refusal is not None:
-                    raise refusal
+                self.admission.enter(visit)
                 await self._turn(visit.size)
             return message
 
         return read
-
-    def _count(self, visit: Visit, size: int) -> None:
-        refusal = self.admission.add(visit, size)
-        if refusal is not None:
-            raise refusal
 
     async def _turn(self, size: int) -> None:
         """Return once the loop has time to start the work on a body of `size` bytes."""
         cost = 1 + size * STARTS // START_BYTES
         if self.starts.take(cost):
             return
-        turn = asyncio.get_running_loop().create_future()
-
-        def start() -> None:
-            if not turn.done():  # the client may have left
-                turn.set_result(None)
-
-        self.starts.add(start, cost)
-        await turn
+        turn = asyncio.Event()
+        self.starts.add(turn.set, cost)
+        await turn.wait()
 
     def _marked(self, scope: Scope, record: RequestRecord, send: Send) -> Send:
         async def marked(message: Message) -> None:
@@ -279,20 +256,10 @@ class Gate:
     ) -> tuple[Fields, bytes]:
         fields, body = error_answer(error, record)
         if error.status == MethodNotAllowed.status:
-            methods = ", ".join(sorted(_methods(self.routes[scope["path"]])))
-            fields.append((b"allow", methods.replace("GET", "GET, HEAD").encode()))
+            fields.append((b"allow", ", ".join(self._methods[scope["path"]]).encode()))
         return fields, body
 
 
 def _announced(headers: Headers) -> int:
     """Return the bytes that the body has by its head; 0 if that does not say."""
     return sum(int(value) for name, value in headers if name == b"content-length")
-
-
-def _method(scope: Scope) -> str:
-    method: str = scope["method"]
-    return "GET" if method == "HEAD" else method
-
-
-def _methods(route: Route) -> set[str]:
-    return (route.methods or set()) - {"HEAD"}

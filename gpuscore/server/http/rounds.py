@@ -26,7 +26,6 @@ class Rounds(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.number = 0
         self.began = monotonic()
         self._last = 0.0  # seconds that the previous round took
 
@@ -37,7 +36,6 @@ class Rounds(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._last = self.age
         ready = super().select(timeout)
-        self.number += 1
         self.began = monotonic()
         return ready
 

@@ -1,9 +1,11 @@
 from gpuscore_kernels.extend_attention.api import extend_attention
 from gpuscore_kernels.extend_attention.config import TileConfig
-from gpuscore_kernels.extend_attention.layout import Layout, TileShape, TileTable
 from gpuscore_kernels.extend_attention.table import (
     DeviceTiles,
+    Layout,
     TablePlace,
+    TileShape,
+    TileTable,
     aligned,
     list_words,
     upload,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from gpuscore_kernels.extend_attention.layout import TileShape
+from gpuscore_kernels.extend_attention.table import TileShape
 
 
 @dataclass(frozen=True, slots=True)

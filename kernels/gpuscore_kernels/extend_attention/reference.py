@@ -5,8 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.extend_attention.layout import BATCH_ROW, OWN, POSITION, QUERY_ROW, SHARED
-from gpuscore_kernels.extend_attention.table import DeviceTiles
+from gpuscore_kernels.extend_attention.table import (
+    BATCH_ROW,
+    OWN,
+    POSITION,
+    QUERY_ROW,
+    SHARED,
+    DeviceTiles,
+)
 
 
 def extend_attention(

@@ -23,8 +23,15 @@ from functools import cached_property
 
 import numpy as np
 
-from gpuscore_kernels.extend_attention.key_tiles import FullRuns, SourceKeys
-from gpuscore_kernels.extend_attention.layout import (
+from gpuscore_kernels.extend_attention.parts import (
+    FullRuns,
+    QueryTiles,
+    Runs,
+    Segments,
+    SourceKeys,
+    joined,
+)
+from gpuscore_kernels.extend_attention.table import (
     MASKED_END,
     MASKED_FIELDS,
     MASKED_START,
@@ -46,7 +53,6 @@ from gpuscore_kernels.extend_attention.layout import (
     Wide,
     ancestors_from_root,
 )
-from gpuscore_kernels.extend_attention.query_tiles import QueryTiles, Runs, Segments, joined
 
 
 def build_tiles(

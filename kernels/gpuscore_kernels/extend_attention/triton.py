@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.extend_attention import layout as columns
+from gpuscore_kernels.extend_attention import table as columns
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 

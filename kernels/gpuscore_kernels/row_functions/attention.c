@@ -1,4 +1,4 @@
-/* Attention of a packed batch for CPUs: `attention.py` calls it, `extend_attention/layout.py` has
+/* Attention of a packed batch for CPUs: `attention.py` calls it, `extend_attention/table.py` has
    the columns of its tables, and `extend_attention/triton.py` is the same walk on a GPU.
 
    A thread computes one query tile of the table for one KV head; a row is a token and a query head

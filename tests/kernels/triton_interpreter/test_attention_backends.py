@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.backends.torch.attention import triton
+from gpuscore.backends.torch.attention import tiled
 from gpuscore.config import ModelConfig
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from support.batches import Pages, int32, item_segments
@@ -84,7 +84,7 @@ def test_fa4_with_a_kernel_that_stands_in(graph_tokens, make_backend):
 def test_a_prompts_tables_are_those_of_its_length(make_backend, monkeypatch):
     """They are kept for the next one as long; a rest, other rows and two segments have theirs."""
     attention = make_backend("mistral", "triton").launcher.attention
-    monkeypatch.setattr(triton, "KEPT", 2)
+    monkeypatch.setattr(tiled, "KEPT", 2)
     size, rng = attention.pool.page_size, np.random.default_rng(0)
     pages = Pages.shuffled(rng, 8, size).of(0, 40)
     for length in (20, 33, 20, 21, 33, 20):
@@ -98,7 +98,7 @@ def test_a_prompts_tables_are_those_of_its_length(make_backend, monkeypatch):
         ):
             batch = pack(segments, [Prefix(cached, pages[: -(-cached // size)])])
             got = attention.tables(batch)
-            fresh = triton.build_tables(batch, attention.config, size, attention.shape)
+            fresh = tiled.build_tables(batch, attention.config, size, attention.shape)
             for table, expected in zip(got, fresh, strict=True):
                 for part, value in zip(table, expected, strict=True):
                     np.testing.assert_array_equal(part, value)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.torch.attention.triton import layout_of
+from gpuscore.backends.torch.attention.tiled import layout_of
 from gpuscore.types.batch import Prefix, Segment, pack
 from gpuscore_kernels.extend_attention import (
     TileConfig,

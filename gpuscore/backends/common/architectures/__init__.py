@@ -15,7 +15,7 @@ from gpuscore.backends.common.quantization import Storage, read_storage
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
-from gpuscore.models.hub import TEXT_TOWERS
+from gpuscore.models.hub import TEXT_TOWERS, architecture_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,19 @@ REFUSED = {
     "Phi3ForCausalLM": "query, key and value projections in one weight",
     "Olmo2ForCausalLM": "norms after attention and MLP only",
     "Cohere2ForCausalLM": "attention and MLP side by side",
+    "Qwen2ForRewardModel": "a reward head of two layers",
+    "Qwen2ForProcessRewardModel": "a reward head of two layers, which is read after each step",
+    "Qwen3ForGuardModel": "heads that judge every token of a text while it is written",
 }
 
 
 def read_architecture(raw: RawConfig) -> Architecture:
     """Read the configuration; raises ConfigError for an architecture or feature not supported."""
-    architectures = raw.get("architectures")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
-    supported = _LANGUAGE_MODELS | _CLASSIFIERS
-    if not isinstance(name, str) or name not in supported:
-        lacks = REFUSED.get(name, "") if isinstance(name, str) else ""
+    name, supported = architecture_name(raw.fields), _LANGUAGE_MODELS | _CLASSIFIERS
+    if name not in supported:
+        lacks = REFUSED.get(name, "")
         raise ConfigError(
-            f"config.json: architectures is {shown(architectures)}"
+            f"config.json: architectures is {shown(raw.get('architectures'))}"
             f"{lacks and f', which has {lacks}'}; supported: {', '.join(sorted(supported))}"
         )
     language = name.replace(ENDING, "ForCausalLM")

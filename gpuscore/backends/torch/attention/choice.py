@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.attention.plain import TorchAttention
+from gpuscore.backends.torch.attention.tiled import TorchAttention
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
@@ -82,7 +82,7 @@ def attention_factory(name: str, attend: Function, steady: bool) -> Factory:
         steady: a row's bits must not depend on other rows.
     """
     if name == "triton":
-        from gpuscore.backends.torch.attention.triton import TritonAttention
+        from gpuscore.backends.torch.attention.tiled import TritonAttention
 
         return lambda config, pool: TritonAttention(config, pool, steady=steady)
     if name == "flashinfer":
