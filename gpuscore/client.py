@@ -67,6 +67,14 @@ class BadAnswer(ClientError):
     """The answer is too large, or is not that of a gpuscore server."""
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
 class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     """A client of one gpuscore server. It is a context manager; tasks may share it.
 
@@ -127,6 +135,11 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         whole = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}
         return await self._ask(answers.CompletionAnswer, "/v1/completions", {**whole, **fields})
 
+    async def models(self) -> list[str]:
+        """Return the names of the served models: GET /v1/models."""
+        models = await self._ask(_Models, "/v1/models", None)
+        return [model.id for model in models.data]
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._http.aclose()
@@ -134,16 +147,16 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def _ask(self, kind: type[AnswerT], path: str, body: dict[str, Any]) -> AnswerT:
+    async def _ask(self, kind: type[AnswerT], path: str, body: dict[str, Any] | None) -> AnswerT:
         """Return the answer to a request; 429 and 503 are asked again within the deadline."""
-        content, request_id = as_json(body), uuid4().hex
-        now = asyncio.get_running_loop().time
+        method, content = ("GET", None) if body is None else ("POST", as_json(body))
+        request_id, now = uuid4().hex, asyncio.get_running_loop().time
         fields = {**self._fields, b"X-Request-Id": request_id.encode()}
         until = now() + self._deadline
         try:
             async with asyncio.timeout_at(until):
                 while True:
-                    asked = self._http.stream("POST", path, content=content, headers=fields)
+                    asked = self._http.stream(method, path, content=content, headers=fields)
                     async with asked as answer:
                         said = await self._body(answer, request_id)
                     if answer.status_code == 200:
@@ -197,6 +210,7 @@ class Client(AbstractContextManager["Client"]):
     score_pairs = _blocking(AsyncClient.score_pairs)
     classify = _blocking(AsyncClient.classify)
     completions = _blocking(AsyncClient.completions)
+    models = _blocking(AsyncClient.models)
 
     def close(self) -> None:
         """Close the connections, and end the thread."""

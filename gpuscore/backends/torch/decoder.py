@@ -103,6 +103,7 @@ class Decoder:
         config: DecoderConfig,
         weights: DecoderWeights,
         compiler: Compiler = eagerly,
+        *,
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
