@@ -75,6 +75,7 @@ class LoadedScorer:
         family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
             --family`.
         revision: branch, tag or commit of a hub model.
+        adapter: directory of a LoRA adapter (peft) that is merged into the model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
         dtype: "auto", "bfloat16", "float16" or "float32".
