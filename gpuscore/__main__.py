@@ -15,11 +15,10 @@ import sys
 
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all the others here
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
     from typing import TextIO
 
-STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 EXIT_FAILED = 1
 EXIT_SIGNAL = 128  # plus the signal's number
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -35,45 +34,28 @@ def main() -> int:
     )
 
     try:
-        return _written(_code(run))
+        code = run()
+    except SystemExit as ended:  # argparse has printed help or an error
+        if not isinstance(ended.code, int):
+            raise
+        code = ended.code
     except OSError as error:
         if error.errno not in UNWRITABLE or (error.errno == errno.EPIPE and not _reader_left()):
             raise
         return _unwritten(error)
-
-
-def _code(run: Callable[[], int]) -> int:
-    """Return a command's exit code, or argparse's after it has printed help or an error."""
-    try:
-        return run()
-    except SystemExit as ended:
-        if isinstance(ended.code, int):
-            return ended.code
-        raise
+    refused = _refusal(sys.stdout)
+    _drop_unwritable(sys.stderr, STANDARD_ERROR)
+    return code if refused is None else _unwritten(refused, code)
 
 
 def _open_standard_streams() -> None:
     """Open closed standard descriptors; otherwise the next socket could become standard error."""
-    for descriptor in (STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            _open_null(descriptor)
-    sys.stdout = sys.stdout or _stream(STANDARD_OUTPUT)
-    sys.stderr = sys.stderr or _stream(STANDARD_ERROR)
-    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
-
-
-def _open_null(descriptor: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    if null != descriptor:
-        os.dup2(null, descriptor)
-        os.close(null)
-    os.set_inheritable(descriptor, True)  # otherwise it would be closed in a child
-
-
-def _stream(descriptor: int) -> TextIO:
-    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    while (null := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:  # the lowest that is free
+        os.set_inheritable(null, True)  # otherwise it would be closed in a child
+    os.close(null)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
 
 
 def _end_at_signals() -> None:
@@ -88,13 +70,6 @@ def _end_at_signals() -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     os._exit(EXIT_SIGNAL + number)  # an exception during an import would print a traceback
-
-
-def _written(code: int) -> int:
-    """Flush all output and return the exit code."""
-    error = _refusal(sys.stdout)
-    _drop_unwritable(sys.stderr, STANDARD_ERROR)
-    return code if error is None else _unwritten(error, code)
 
 
 def _refusal(stream: TextIO) -> OSError | None:
@@ -129,7 +104,9 @@ def _reader_left() -> bool:
 def _drop_unwritable(stream: TextIO, descriptor: int) -> None:
     """Redirect an unwritable stream to null, because a failed flush at exit sets exit code 120."""
     if _refusal(stream) is not None:
-        _open_null(descriptor)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 if __name__ == "__main__":

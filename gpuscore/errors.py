@@ -92,7 +92,7 @@ class PromptTooLong(GpuscoreError, status=400):
 class TooManyItems(GpuscoreError, status=400):
     """The request has more items than `--max-items`.
 
-    Remedy: Send several requests, or raise the limit; the Python client splits requests itself.
+    Remedy: Send several requests, or raise the limit.
     """
 
 

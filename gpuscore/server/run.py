@@ -17,7 +17,7 @@ from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import ACCEPTS, address_of, bind, connections_here
 from gpuscore.server.http.headers import ApiKeys, read_hosts
-from gpuscore.server.http.protocol import SLICES, ScoreProtocol
+from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ANSWERS, Pacer, ScoringService
@@ -34,47 +34,6 @@ SWITCH = 0.0005
 
 
 ModelLoad: TypeAlias = tuple[ServedModel, Callable[[], LoadedModel]]
-
-
-class ModelLoads:
-    """Loads all models; ends the server if one cannot be loaded, or its engine fails for good.
-
-    Args:
-        models: each one with a function that loads and warms it.
-        announce: called once all models are loaded.
-        failed: called after the first error, which `error` then holds.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[ModelLoad],
-        announce: Callable[[], None],
-        failed: Callable[[], None],
-    ) -> None:
-        self.error: BaseException | None = None
-        self._models, self._announce, self._failed = models, announce, failed
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        """Start a thread for each model."""
-        for served, load in self._models:
-            threading.Thread(target=self._run, args=(served, load), daemon=True).start()
-
-    def _run(self, served: ServedModel, load: Callable[[], LoadedModel]) -> None:
-        try:
-            model = load()
-            gc.collect()
-            gc.freeze()  # all objects made so far stay, so garbage collection need not visit them
-            with self._lock:
-                served.loaded = model
-                last = all(other.loaded is not None for other, _ in self._models)
-            if last:
-                self._announce()
-            model.wait_ended()
-        except BaseException as error:  # noqa: BLE001  (raised again by `serve`, in the main thread)
-            with self._lock:
-                self.error = self.error or error
-            self._failed()
 
 
 def serve(
@@ -115,7 +74,6 @@ def serve(
         protocol = partial(
             ScoreProtocol,
             gate=gate,
-            turns=Pacer(partial(rounds.pieces, SLICES)),
             most=connections_here(config.max_connections),
         )
         uvicorn_config = _uvicorn_config(gate, config, protocol)
@@ -135,19 +93,32 @@ def _run(
     models: Sequence[ModelLoad],
     announce: Callable[[str], None],
 ) -> int:
-    service = server.service
+    """Serve while threads load the models; a load that fails, or an engine that fails for good,
+    ends the server."""
+    service, errors, lock = server.service, list[BaseException](), threading.Lock()
 
-    def failed() -> None:
-        service.failed = True
-        server.should_exit = True
+    def run(served: ServedModel, load: Callable[[], LoadedModel]) -> None:
+        try:
+            model = load()
+            gc.collect()
+            gc.freeze()  # all objects made so far stay, so garbage collection need not visit them
+            with lock:
+                served.loaded = model
+                last = all(other.loaded is not None for other, _ in models)
+            if last:
+                announce(address_of(sock))
+            model.wait_ended()
+        except BaseException as error:  # noqa: BLE001  (raised again below, in the main thread)
+            errors.append(error)
+            service.failed = server.should_exit = True
 
-    loading = ModelLoads(models, lambda: announce(address_of(sock)), failed)
-    loading.start()
+    for model in models:
+        threading.Thread(target=run, args=model, daemon=True).start()
     with asyncio.Runner(loop_factory=rounds.loop) as runner:
         runner.run(server.serve(sockets=[sock]))
     service.close()
-    if loading.error is not None:
-        raise loading.error
+    if errors:
+        raise errors[0]
     ended = "" if server.exit_code == EXIT_OK else ", with requests in flight that got 503"
     server.say(f"gpuscore: stopped{ended}")
     return EXIT_ERROR if service.failed else server.exit_code

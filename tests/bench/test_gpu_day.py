@@ -155,7 +155,8 @@ def test_the_day_ends_by_its_own_clock(day, monkeypatch):
 def test_a_stage_that_hangs_is_ended_with_its_children(day, tmp_path):
     alive = tmp_path / "alive"
     child = (
-        f"import time\nwhile 1: open({str(alive)!r}, 'w').write(str(time.time())); time.sleep(.02)"
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"while 1: open({str(alive)!r}, 'w').write(str(time.time())); time.sleep(.02)"
     )
     parent = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', sys.argv[1]])\n"
     parent += (

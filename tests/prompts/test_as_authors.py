@@ -13,8 +13,10 @@ from gpuscore.config import RequestLimits
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import BackendLimits
+from support.connections import connected
 from support.families import ids_of
 from support.family_models import CASES, FOLDER, GUARDS, SCORED, digest, make_directory, pairs
+from support.serving import serving
 
 LIMITS = BackendLimits(4096, 16, 4000, 2000, 151_936)
 ONE_CLASS = BackendLimits(4096, 16, 4000, 2000, 151_936, classes=("reward",))
@@ -59,3 +61,20 @@ def test_the_scores_of_the_authors_code(case):
         else:
             got = scorer.score_pairs(some, raw_scores=CASES[name].raw).scores
     np.testing.assert_allclose(got, answers["scores"], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sentence-transformers-late", "sentence-transformers-class"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_the_scores_over_http(tmp_path, name, backend):
+    """Twice, packed with other documents: the second time with what the first one cached."""
+    directory = make_directory(tmp_path / "model", name)
+    answers = json.loads((FOLDER / f"{name}.json").read_text())
+    others = [document for _, document in pairs()[SCORED : SCORED + 20]]
+    arguments = (str(directory), "--backend", backend, "--device", "cpu", "--dtype", "float32")
+    with serving(*arguments) as server, connected(server) as client:
+        for index in (*range(SCORED), 0):
+            query, document = pairs()[index]
+            body = {"query": query, "documents": [*others, document]}
+            results = client.post("/v1/rerank", json=body).json()["results"]
+            (score,) = [row["relevance_score"] for row in results if row["index"] == len(others)]
+            assert score == pytest.approx(answers["scores"][index], abs=1e-4)

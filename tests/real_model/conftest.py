@@ -23,7 +23,7 @@ for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
 
 def pytest_sessionstart() -> None:
     if not (MODEL / "config.json").is_file():
-        raise pytest.UsageError(f"{MODEL} is not there: make real-model")
+        raise pytest.UsageError(f"{MODEL} is not there: make test-real")
 
 
 @pytest.fixture(scope="session")

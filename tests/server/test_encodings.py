@@ -130,7 +130,7 @@ def test_unpacked_bytes_count_until_the_request_ends():
     prompts = ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
     model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queued_bytes=1000)
-    admission = Admission(ScoringService([model]), config, lambda: 0.0)
+    admission = Admission(ScoringService([model]), config)
     visit, other = Visit("a"), Visit("a")
     admission.add(visit, 10)
     admission.add(visit, 600)

@@ -138,7 +138,7 @@ def test_a_busy_model_does_not_have_requests_for_another_refused_unread():
         prompts = ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
         model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queue_seconds=0.1)
-    admission = Admission(ScoringService(models), config, lambda: 0.0)
+    admission = Admission(ScoringService(models), config)
     admission.check("", 4000)
     models[0].loaded.backlog.admit(request(5000))
     admission.check("", 4000)

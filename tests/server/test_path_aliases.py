@@ -86,13 +86,13 @@ def test_without_the_setting_there_is_no_such_path(demo):
         ("/a?b=/ready", "must be PATH=ROUTE"),
         ("/%70ing=/ready", "must be PATH=ROUTE"),
         ("/a b=/ready", "must be PATH=ROUTE"),
-        ("/ping=/ready,/ping=/health", "/ping stands for /ready already"),
-        ("/ping=/metrics", "ROUTE must be one of /v1/score, "),
-        ("/models=/v1/models", "ROUTE must be one of"),
-        ("/chat=/v1/chat/completions", "ROUTE must be one of"),
-        ("/a=/ping,/ping=/ready", "ROUTE must be one of"),
-        ("/ping=/READY", "ROUTE must be one of"),
-        ("/ping=/ready=", "ROUTE must be one of"),
+        ("/ping=/ready,/ping=/health", "/ping has a meaning already"),
+        ("/ping=/metrics", "ROUTE is one of /v1/score, "),
+        ("/models=/v1/models", "ROUTE is one of"),
+        ("/chat=/v1/chat/completions", "ROUTE is one of"),
+        ("/a=/ping,/ping=/ready", "ROUTE is one of"),
+        ("/ping=/READY", "ROUTE is one of"),
+        ("/ping=/ready=", "ROUTE is one of"),
         ("/ping=/ready,", "must be PATH=ROUTE"),
     ],
 )
@@ -106,7 +106,7 @@ def test_every_route_of_the_server_is_taken():
     taken = app.routes
     assert len(taken) > 30
     for path in taken:
-        with pytest.raises(ConfigError, match="is a route of this server"):
+        with pytest.raises(ConfigError, match="has a meaning already"):
             read_aliases(ServerConfig(path_aliases=f"{path}=/ready"))
 
 
@@ -116,5 +116,4 @@ def test_a_clash_ends_the_start(tmp_path):
     with started as server:
         assert server.process.wait(timeout=60) == 78
     said = (tmp_path / "log").read_text()
-    assert "--path-alias /v1/score=/rerank: /v1/score is a route of this server" in said
-    assert "environment GPUSCORE_PATH_ALIASES" in said
+    assert "--path-alias /v1/score=/rerank: /v1/score has a meaning already" in said

@@ -17,7 +17,8 @@ from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
 from gpuscore.server.http import protocol as served
-from gpuscore.server.http.protocol import SLICES, ScoreProtocol
+from gpuscore.server.http.gate import SLICES
+from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.service import Pacer
 
 HOST = b"Host: a\r\n"
@@ -30,7 +31,7 @@ class Application:
     """A gate that admits every request and keeps [method, target, fields, body] of each."""
 
     def __init__(self, config):
-        self.config = config
+        self.config, self.turns = config, Pacer(partial(int, SLICES))
         self.requests, self.refused_errors = [], []
         self.at_once = self.most = 0
 
@@ -102,7 +103,6 @@ def exchanged(*pieces, **limits):
             server_state=ServerState(),
             app_state={},
             gate=app,
-            turns=Pacer(partial(int, SLICES)),
             most=1,
         )
         protocol.connection_made(wire)

@@ -101,11 +101,6 @@ def unpacker(fields: list[str]) -> Unpacker | None:
 def check_content_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the head announces JSON in UTF-8, in a known encoding."""
     kind, *parameters = request.headers.get("content-type", "").lower().split(";")
-    if kind.strip().startswith("multipart/"):
-        raise UnsupportedMediaType(
-            "multipart bodies carry assets, and this server reads no images: the content type must "
-            f"be {JSON}"
-        )
     charset = [p.strip() for p in parameters if p.strip()]
     if kind.strip() != JSON or charset not in ([], ["charset=utf-8"]):
         raise UnsupportedMediaType(f"the content type must be {JSON}")

@@ -1,7 +1,7 @@
 """The counts of scoring requests in flight and of their bytes, and the refusals that follow."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuscore.config import ServerConfig
@@ -9,7 +9,6 @@ from gpuscore.dialects.served import Backlog
 from gpuscore.errors import Overloaded
 from gpuscore.server.service import ScoringService
 
-BEHIND = 0.5  # seconds; a loop that is this late admits no more requests
 BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request that was not read yet
 
 
@@ -27,17 +26,12 @@ class Admission:
 
     A request counts from its complete body to the end of its answer, so a client that sends slowly
     holds no place. Bytes count as soon as they are there.
-
-    Args:
-        age: returns the seconds for which the loop has been busy in the current round.
     """
 
-    def __init__(
-        self, service: ScoringService, config: ServerConfig, age: Callable[[], float]
-    ) -> None:
+    def __init__(self, service: ScoringService, config: ServerConfig) -> None:
         self.requests = self.bytes = 0
         self._tenants: Counter[str] = Counter()  # requests of each
-        self._service, self._config, self._age = service, config, age
+        self._service, self._config = service, config
 
     def check(self, tenant: str, announced: int, own: int = 0) -> None:
         """Raise the error for a request that must be refused now.
@@ -63,9 +57,6 @@ class Admission:
                 f"{self._tenants[tenant]} requests of this API key are in flight", retry_after=1
             )
         self._check_bytes(own, announced)
-        age = self._age()
-        if age > BEHIND:
-            raise Overloaded(f"the server is {age:.1f} seconds late", retry_after=1)
         seconds = min(self._config.max_queue_seconds, self._config.request_timeout)
         tokens = (own + announced) // BYTES_PER_TOKEN
         refusals = [backlog.wait_refusal(tokens, seconds) for backlog in backlogs]

@@ -31,17 +31,13 @@ def read_aliases(config: ServerConfig) -> Mapping[str, str]:
     aliases: dict[str, str] = {}
     for text in config.path_aliases.split(",") if config.path_aliases else ():
         path, _, route = text.strip().partition("=")
-        refused = f"--path-alias {text}: "
-        if not _PATH.fullmatch(path) or not route:
+        taken = path in _OWN or path in aliases or path.startswith(_FILES)
+        if taken or route not in ROUTES or not _PATH.fullmatch(path):
+            why = f"{path} has a meaning already; it " if taken else ""
             raise ConfigError(
-                f"{refused}must be PATH=ROUTE, such as /ping=/ready; PATH begins with / and has no "
-                "query, percent-encoding or comma"
+                f"--path-alias {text}: {why}must be PATH=ROUTE, such as /ping=/ready; PATH begins "
+                "with / and has no query, "
+                f"percent-encoding or comma; ROUTE is one of {', '.join(ROUTES)}"
             )
-        if path in _OWN or path.startswith(_FILES):
-            raise ConfigError(f"{refused}{path} is a route of this server")
-        if path in aliases:
-            raise ConfigError(f"{refused}{path} stands for {aliases[path]} already")
-        if route not in ROUTES:
-            raise ConfigError(f"{refused}ROUTE must be one of {', '.join(ROUTES)}")
         aliases[path] = route
     return aliases

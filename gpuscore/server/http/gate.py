@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 # rounds to some milliseconds, so that refusals and probes are answered even when a thousand
 # requests arrive at once.
 STARTS, START_BYTES = 8, 2**18
+SLICES = 8  # connections that parse in a round
 BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
 COUNT = "count"  # ... a function that counts bytes which do not arrive on the connection
@@ -89,9 +90,10 @@ class Gate:
         self.operations, self._open = operations, frozenset(open_paths)
         self._service = operations.service
         self._aliases = read_aliases(config)
-        age: Callable[[], float] = (lambda: 0.0) if rounds is None else (lambda: rounds.age)
-        self.admission = Admission(self._service, config, age)
-        self.starts = Pacer((lambda: STARTS) if rounds is None else partial(rounds.pieces, STARTS))
+        self.admission = Admission(self._service, config)
+        pieces: Callable[[int], int] = int if rounds is None else rounds.pieces
+        self.starts = Pacer(partial(pieces, STARTS))
+        self.turns = Pacer(partial(pieces, SLICES))  # of connections that parse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

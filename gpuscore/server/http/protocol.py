@@ -24,7 +24,6 @@ from uvicorn.protocols.http.httptools_impl import (
 from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
 from gpuscore.server.http.gate import BROKEN, CLOSE, Answer, Gate
 from gpuscore.server.http.headers import END, body_length, check_beginning, invalid, readable
-from gpuscore.server.service import Pacer
 
 NEVER = float("inf")
 LINGER = 2.0  # seconds for a client that still sends after its last answer
@@ -32,7 +31,6 @@ SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read: the con
 # A connection parses at most this many heads and parts of bodies at once; then others get their
 # turn. A part with many lines, as of chunks of one byte, has at most MANY bytes.
 STEPS = 4
-SLICES = 8  # turns of a round
 MANY, LINES = 2**12, 256
 # What a connection waits for until its deadline. Without one the application works, whose deadlines
 # are its own.
@@ -51,12 +49,12 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     Later bytes wait here, at most one read of them; the others stay with the client. The deadline
     of a head runs from the connection's opening, or from a later request's first byte.
-    `turns` are the connections' turns to parse; the server has at most `most` connections.
+    The server has at most `most` connections.
     """
 
-    def __init__(self, *, gate: Gate, turns: Pacer, most: int, **of_uvicorn: Any) -> None:
+    def __init__(self, *, gate: Gate, most: int, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self._gate, self._settings, self._turns, self._most = gate, gate.config, turns, most
+        self._gate, self._settings, self._most = gate, gate.config, most
         self._data = bytearray()  # not parsed yet
         self._searched = 0  # bytes of a head that has no end yet
         self._ended = False  # llhttp has ended a message
@@ -66,7 +64,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._around = 0  # bytes of the head, of chunks' extensions and of trailer fields
         self._spare = gate.config.max_body_bytes  # bytes that may be dropped after an answer
         self._needs = True  # more bytes are needed to go on
-        self._queued = False  # in `_turns`
+        self._queued = False  # in the turns of all connections
         self._start: Message | None = None  # of an answer, until its first part is there
         self._state, self._end = WORK, NEVER
         self._timer: asyncio.TimerHandle | None = None
@@ -74,8 +72,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     # The callbacks of asyncio and uvicorn.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self._most:
             self._gate.operations.connections_refused += 1
             transport.abort()
@@ -168,7 +165,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Go on in a later round with bytes that wait; the application has taken some of a body."""
         if not self._needs and not self._queued:
             self._queued = True
-            self._turns.add(self._work)
+            self._gate.turns.add(self._work)
 
     def _work(self) -> None:
         """Parse what has arrived, up to STEPS parts of it."""
