@@ -241,7 +241,7 @@ def logits_are_not_capped(monkeypatch):
 
 def the_norms_miss_their_one(monkeypatch):
     patched(
-        monkeypatch, layers, "rms_norm", lambda norm: lambda x, w, eps, _: norm(x, w, eps, False)
+        monkeypatch, heads, "rms_norm", lambda norm: lambda x, w, eps, _: norm(x, w, eps, False)
     )
 
 
