@@ -156,7 +156,7 @@ def _line(verdict: Verdict) -> str:
 
 def _said(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {item}" for name, item in value.items()) or "defaults"
+        return ", ".join(f"{name} {_said(item)}" for name, item in value.items()) or "defaults"
     return str(value)
 
 

@@ -152,7 +152,7 @@ SCENARIOS = {
             ),
             "prefill plus decode",
         ),
-        Scenario(TEXT, "texts", (), "sequential"),  # the ways depend on the file
+        Scenario(TEXT, "real sentences, or --input", (), "sequential"),  # the ways depend on them
     )
 }
 

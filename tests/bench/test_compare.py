@@ -144,7 +144,7 @@ def test_pages(written, tmp_path):
     assert main(["bench", "compare", *files, "--report", str(page)]) == 0
     text = page.read_text()
     assert text.startswith("<!doctype html>")
-    assert "some CPU" in text
+    assert "<td>cpu some CPU</td>" in text
     assert "<td>packed</td><td>a</td><td>500 (" in text
 
 

@@ -9,13 +9,12 @@ import shlex
 import signal
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuscore.commands.bulk import command
-from gpuscore.commands.bulk.job import Progress
+from gpuscore.commands.bulk.job import Progress, run_job
 from gpuscore.commands.cli import main
 from support import programs
 from support.batch_jobs import (
@@ -193,10 +192,11 @@ def test_a_late_row_with_a_field_of_that_name_is_bad(tmp_path):
 def ended(tmp_path, capsys, monkeypatch):
     """Return a function that runs the command with the fake backend: its exit code, lines and
     errors."""
-    made = command.make_job
-    monkeypatch.setattr(
-        command, "make_job", lambda *given: replace(made(*given), loading=fake_model)
-    )
+
+    def run_fake(options, settings, names, _, progress):
+        run_job(options, settings, names, fake_model, progress)
+
+    monkeypatch.setattr(command, "run_job", run_fake)
 
     def run_to_end(*words):
         code = main(words)

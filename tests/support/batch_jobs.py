@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 import gpuscore
-from gpuscore.commands.bulk.job import BatchJob, Progress
+from gpuscore.commands.bulk.job import Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.served import LoadedModel
@@ -98,7 +98,7 @@ def run(
     wanted = BatchOptions(str(input), str(output), **(FIELDS | options))
     progress = progress or Progress()
     known = {**wanted.identity(), **(settings or {})}
-    BatchJob(wanted, known, ("demo",), loading).run(progress)
+    run_job(wanted, known, ("demo",), loading, progress)
     return progress.rows - progress.bad, progress.bad
 
 

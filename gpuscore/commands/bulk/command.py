@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from gpuscore import __version__
-from gpuscore.commands.bulk.job import BatchJob, Progress
+from gpuscore.commands.bulk.job import Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions, read_options
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.options import options as known_options
@@ -32,13 +32,13 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     """Run or continue the job of the command line; return the exit code.
 
     Raises:
-        ConfigError, GpuscoreError, EngineFailed: as `BatchJob.run`.
+        ConfigError, GpuscoreError, EngineFailed: as `run_job`.
     """
     options = read_options(values)
     progress = Progress()
     try:
         with _stoppable():
-            make_job(settings, options).run(progress)
+            _run(settings, options, progress)
     except Stopped as stopped:
         progress.say(f"stopped at {progress.done} of {progress.rows or 'all'} rows, run again")
         return EXIT_SIGNAL + int(stopped.args[0])
@@ -71,8 +71,8 @@ def _stoppable() -> Iterator[None]:
         restore()
 
 
-def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
-    """Return the job, which runs engines on this machine."""
+def _run(settings: Settings, options: BatchOptions, progress: Progress) -> None:
+    """Run a job with engines on this machine."""
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine, family = settings.make(EngineConfig), settings.make(ServerConfig).family
     names = tuple(dict.fromkeys((model_name(model.model), model.model)))
@@ -95,7 +95,7 @@ def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
             files = read_files(directory, family, names[::-1])
             yield load_model(files, limits, replicas)
 
-    return BatchJob(options, same | options.identity(), names, loading)
+    run_job(options, same | options.identity(), names, loading, progress)
 
 
 def _report(options: BatchOptions, progress: Progress) -> int:

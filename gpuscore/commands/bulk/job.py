@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscore.commands.bulk.feeding import Feeder, grouped
 from gpuscore.commands.bulk.inputs import InputFiles, find_inputs
@@ -76,50 +76,49 @@ class Progress:
         print(f"gpuscore: {line}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchJob:
-    """A job.
+Loading: TypeAlias = Callable[[], AbstractContextManager[LoadedModel]]
 
-    Attributes:
+
+def run_job(
+    options: BatchOptions,
+    settings: dict[str, Any],
+    names: tuple[str, ...],
+    loading: Loading,
+    progress: Progress,
+) -> None:
+    """Run a job to its end.
+
+    Args:
         settings: by name, what a run that goes on must have in common with the first run.
         names: the names by which requests may call the model.
         loading: starts the model; not called if all rows are scored already.
+
+    Raises:
+        ConfigError: the input or an option cannot be used, or differs from the input or option of
+            the run that this run would continue; or another run is at work.
+        GpuscoreError: the labels are not valid for the model.
+        EngineFailed: the engine cannot be kept running. The work folder is kept.
     """
-
-    options: BatchOptions
-    settings: dict[str, Any]
-    names: tuple[str, ...]
-    loading: Callable[[], AbstractContextManager[LoadedModel]]
-
-    def run(self, progress: Progress) -> None:
-        """Run the job to its end.
-
-        Raises:
-            ConfigError: the input or an option cannot be used, or differs from the input or option
-                of the run that this run would continue; or another run is at work.
-            GpuscoreError: the labels are not valid for the model.
-            EngineFailed: the engine cannot be kept running. The work folder is kept.
-        """
-        options, inputs = self.options, find_inputs(self.options)
-        with locked(options.target) as work:
-            known, first = self.settings | inputs.digests(), work.settings()
-            if first is None:
-                for path in (options.target, options.bad_rows):
-                    refuse_existing(path)
-            _refuse_changed(work, first or known, known)
-            counts = [len(block.rows) for block in inputs.blocks()]
-            if first is None:
-                work.save(JOB, known)
-            left = sum(work.results(*part).count(None) for part in enumerate(counts))
-            progress.begin(sum(counts), sum(counts) - left)
-            if left or not counts:  # labels are checked without rows, too
-                with self.loading() as model:
-                    progress.loaded()
-                    task = RequestTask if options.requests else TableTask
-                    _Scoring(task(options, model, self.names), inputs, work, progress).run()
-            _refuse_changed(work, known, self.settings | inputs.digests())
-            progress.bad, progress.failed = write_output(inputs, options, work)
-            publish(options, work, progress.bad > 0)
+    inputs = find_inputs(options)
+    with locked(options.target) as work:
+        known, first = settings | inputs.digests(), work.settings()
+        if first is None:
+            for path in (options.target, options.bad_rows):
+                refuse_existing(path)
+        _refuse_changed(work, first or known, known)
+        counts = [len(block.rows) for block in inputs.blocks()]
+        if first is None:
+            work.save(JOB, known)
+        left = sum(work.results(*part).count(None) for part in enumerate(counts))
+        progress.begin(sum(counts), sum(counts) - left)
+        if left or not counts:  # labels are checked without rows, too
+            with loading() as model:
+                progress.loaded()
+                task = RequestTask if options.requests else TableTask
+                _Scoring(task(options, model, names), inputs, work, progress).run()
+        _refuse_changed(work, known, settings | inputs.digests())
+        progress.bad, progress.failed = write_output(inputs, options, work)
+        publish(options, work, progress.bad > 0)
 
 
 def _refuse_changed(work: WorkFolder, first: dict[str, Any], known: dict[str, Any]) -> None:

@@ -5,14 +5,13 @@ Every file is written beside its place and renamed, so it is there whole or not 
 kill or a loss of power.
 """
 
-import errno
 import fcntl
 import filecmp
 import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -98,11 +97,8 @@ class WorkFolder:
     def remove(self) -> None:
         """Remove the job's files and, unless somebody else has put a file into it, the folder."""
         self.clear()
-        try:
+        with suppress(OSError):
             self.path.rmdir()
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
 
 
 @contextmanager

@@ -34,7 +34,7 @@ ERROR_CODES = sorted({kind.code for kind in GpuscoreError.__subclasses__()})
 BYTES = tuple(4**n for n in range(4, 13))  # 256 to 16 MiB
 _STAGES = {
     "tokenize": "Text to ids, checks and factoring, with the wait for a thread",
-    "queue": "From the engine's admission until the first batch was chosen",
+    "queue": "From the arrival in the engine until the first batch was chosen",
     "batch": "From choosing the first batch until it was laid out and launched",
     "device": "From launching the first batch until the last result was collected",
     "respond": "Making and encoding the answer, with the wait for a thread",
@@ -84,7 +84,7 @@ class Metrics:
         self._items = self._sizes("request_items", "Items of a scored request", ITEMS)
         self._rejected = self._counters(
             "rejected",
-            "Score requests refused before the engine admitted them; reason is the error code",
+            "Score requests refused before the engine got them; reason is the error code",
             reason=ERROR_CODES,
         )
         self._cancelled = self._counters(
