@@ -94,7 +94,9 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
         attention = TritonAttention(architecture.config, pool, steady=False)
         states = StatePool(architecture.config, 1, dtype, device)
         linear = LinearAttention(architecture.config, states, in_triton, "triton")
-        launcher = GraphLauncher(decoder, attention, linear, HostQueue(), GRAPH_TOKENS)
+        launcher = GraphLauncher(
+            decoder, attention, linear, queue=HostQueue(), graph_tokens=GRAPH_TOKENS
+        )
         launcher._graphs = dict.fromkeys(launcher.buckets, _nothing)
         hidden = torch.zeros(LIMITS.max_tokens, HIDDEN, dtype=dtype)
         launcher._forward = lambda *arguments: hidden

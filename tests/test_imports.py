@@ -25,7 +25,7 @@ config.served: config. models.hub
 prompts: config models text
 text: config models tokenizers
 dialects: config config.served prompts text
-engine: config backends.base
+engine: backends.base
 client: httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
 backends.base:
@@ -50,7 +50,7 @@ measure.oracle: backends.torch.devices config measure.results measure.workload m
   system.extras torch transformers
 measure.results: measure.workload
 measure.workload: tokenizers
-commands.info: backends config. models processes prompts
+commands.info: backends config. models processes prompts text
 commands.doctor: gpuscore backends config config.sources server.http.headers server.http.address
   system.extras torch
 commands.bulk: config dialects system.extras

@@ -3,7 +3,6 @@
 _LINES = {
     "gpuscore": ("serve demo", "doctor", "serve --help"),
     "serve": (
-        "serve Qwen/Qwen3-Reranker-0.6B --port 9000 --max-model-len 8192",
         "serve --config gpuscore.toml --host 0.0.0.0 --api-key-file keys.txt",
         "serve Qwen/Qwen3-0.6B --devices cuda:0,cuda:1",
     ),

@@ -14,8 +14,6 @@ from gpuscore.config import CONFIGS
 from gpuscore.config.options import Option, options, plain, shown
 
 ALL = "--help-all"
-# Similarities of a misspelt flag to ours and to those of other servers, which have many alike.
-CLOSE, VERY_CLOSE = 0.8, 0.88
 
 EPILOG = """\
 A setting may also be an environment variable (GPUSCORE_MAX_BATCH_TOKENS=4096)
@@ -92,11 +90,8 @@ class CommandParser(argparse.ArgumentParser):
         shown = f"`{self.prog} {ALL if ALL in known else '--help'}` shows all"
         if meaning := theirs.get(flag.replace("_", "-")):
             return f"{flag} {meaning}; {shown}"
-        nearest = ""
-        if close := difflib.get_close_matches(flag, known, n=1, cutoff=CLOSE):
-            nearest = f"did you mean {close[0]}? "
-        elif close := difflib.get_close_matches(flag, theirs, n=1, cutoff=VERY_CLOSE):
-            nearest = f"did you mean {close[0]}? It {theirs[close[0]]}; "
+        close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
+        nearest = f"did you mean {close[0]}? " if close else ""
         return f"there is no {flag}; {nearest}{shown}"
 
 

@@ -69,7 +69,8 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
 
     An empty variable counts as unset: `docker run -e X=` and compose's ${X:-} make such variables.
     """
-    variables = {name: environment[name] for name in sorted(environment) if name.startswith(PREFIX)}
+    names = sorted(environment.keys() - {API_KEY_VARIABLE})
+    variables = {name: environment[name] for name in names if name.startswith(PREFIX)}
     for variable, text in variables.items():
         if variable.endswith(KUBERNETES):
             raise ConfigError(
@@ -78,8 +79,6 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
             )
     known = {item.variable: item for item in (*OPTIONS.values(), CONFIG)}
     for variable, text in variables.items():
-        if variable == API_KEY_VARIABLE:
-            continue
         if variable not in known:
             raise ConfigError(f"there is no environment variable {variable}; {SHOWS_ALL}")
         if text:
@@ -104,13 +103,9 @@ def _from_file(path: str) -> dict[str, Setting]:
 
 def _read_toml(path: str) -> dict[str, Any]:
     try:  # without a final line end, tomllib would not give the place of an error in the last line
-        text = Path(path).read_bytes().decode() + "\n"
-    except (OSError, ValueError) as error:
+        return tomllib.loads(Path(path).read_bytes().decode() + "\n")
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"configuration file {path}: {error}") from error
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _setting(item: Option, value: Any, place: str, source: str) -> Setting:

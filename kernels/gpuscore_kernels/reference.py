@@ -39,12 +39,11 @@ def _wide_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
     return normed * (1 + weight.to(compute) if one_plus else weight.to(compute))
 
 
-def add_rms_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
+def add_and_norm(
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
 ) -> tuple[Tensor, Tensor]:
     """Return x + delta [T, E] in float32 (float64 for float64), and its norm."""
-    if delta is not None:
-        x = x.to(torch.promote_types(x.dtype, torch.float32)) + delta
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) + delta
     return x, rms_norm(x, weight, eps, one_plus)
 
 

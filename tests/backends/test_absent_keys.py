@@ -102,6 +102,14 @@ def theirs(fields: dict[str, Any], tmp_path) -> dict[str, Any] | None:
         "tie_word_embeddings": bool(config.tie_word_embeddings) and not classes,
         "classes": tuple(names[i] for i in range(len(names))) if classes else None,
     }
+    if config.model_type == "granite":
+        options |= {
+            "attention_scale": config.attention_multiplier,
+            "embed_scale": config.embedding_multiplier,
+            "stream_divisor": config.residual_multiplier,
+            "rms_norm_eps": pytest.approx(config.rms_norm_eps / config.residual_multiplier**2),
+            "logits_divisor": config.logits_scaling,
+        }
     if config.model_type == "gemma3_text":
         options["window_rope"] = rope(ropes[SLIDING])
     thetas = [value.theta for value in options.values() if isinstance(value, Rope)]

@@ -67,6 +67,13 @@ def load(directory, **options):
             "auto_map is a value; supported: re",
         ),
         ({"is_causal": False}, "is_causal is False; supported: causal"),
+        (
+            {
+                **{"architectures": ["GraniteForCausalLM"], "model_type": "granite"},
+                **{"logits_scaling": 6.0, "use_sliding_window": None, "max_window_layers": None},
+            },
+            "logits_scaling is 6; supported: powers of two",
+        ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longr"),

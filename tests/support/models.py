@@ -20,6 +20,8 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -94,11 +96,16 @@ HYBRID = {
     "linear_num_value_heads": 6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
 }
+MULTIPLIERS = {
+    **{"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "logits_scaling": 2.0},
+    **{"attention_multiplier": 0.4, "tie_word_embeddings": True},
+}
 FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_theta": 1e6}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "mlp_bias": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 24, "sliding_window": None}),
+    "granite": (GraniteConfig, GraniteForCausalLM, MULTIPLIERS),
     "gemma": (GemmaConfig, GemmaForCausalLM, {"head_dim": 16}),
     "gemma2": (
         Gemma2Config,

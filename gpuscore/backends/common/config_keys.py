@@ -125,6 +125,12 @@ _FAMILIES: Mapping[str, tuple[str, str, str]] = {
     ),
     "Llama": ("llama", "attention_bias mlp_bias", ""),
     "Mistral": ("mistral", "sliding_window", "use_sliding_window"),
+    "Granite": (
+        "granite",
+        "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier "
+        "logits_scaling",
+        "",
+    ),
     "Gemma": ("gemma", f"{_GEMMA} hidden_act", ""),
     "Gemma2": ("gemma2", f"{_GEMMA2} attn_logit_softcapping", "hidden_act"),
     "Gemma3": (
@@ -157,6 +163,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     },
     "Llama": {},
     "Mistral": {"num_key_value_heads": 8, **_WINDOW_LENGTH},
+    "Granite": {},
     "Gemma": {"num_key_value_heads": 16},
     "Gemma2": {"num_key_value_heads": 4, **_WINDOW_LENGTH},
     "Gemma3": {"num_key_value_heads": 4, **_WINDOW_LENGTH},

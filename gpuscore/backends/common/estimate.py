@@ -123,7 +123,7 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
         dtype=dtype,
         precision=precision,
         max_tokens=max_tokens,
-        pages=plan_pages(model, config, max_len, dtype, "cuda", 0),
+        pages=plan_pages(model, config, max_len=max_len, dtype=dtype, device="cuda", again=0),
         free_bytes=memory,
         context=CONTEXT,
         weight_bytes=weight_bytes,

@@ -182,6 +182,7 @@ def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
 def plan_pages(
     config: DecoderConfig,
     wanted: ModelConfig,
+    *,
     max_len: int,
     dtype: str,
     device: str,

@@ -194,7 +194,8 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     _refuse_float16(dtype, kind)
     precision = choose_precision(config.quantization, architecture.storage, lambda: None)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
-    pages = plan_pages(architecture.config, config, max_len, dtype, kind, 0)
+    model = architecture.config
+    pages = plan_pages(model, config, max_len=max_len, dtype=dtype, device=kind, again=0)
     pages = replace(pages, page_bytes=pages.size * _token_bytes(architecture.config, dtype, kind))
     check_weights(pages, free_memory(device), weight_bytes)
     return JaxPlan(

@@ -206,9 +206,13 @@ class TorchBackend:
         states = StatePool(config, num_states, plan.dtype, plan.device)
         linear = LinearAttention(config, states, self._compiler, self._own)
         if plan.graph_tokens is None:
-            return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
+            return PlainLauncher(
+                decoder, pool, attention, linear, head=self._head, by_rows=self._by_rows
+            )
         queue = queue_of(plan.device)
-        launcher = GraphLauncher(decoder, attention, linear, queue, plan.graph_tokens)
+        launcher = GraphLauncher(
+            decoder, attention, linear, queue=queue, graph_tokens=plan.graph_tokens
+        )
         launcher.reserve(self._largest())
         return launcher
 
@@ -217,10 +221,10 @@ class TorchBackend:
             config,
             weights,
             self._compiler,
-            self._by_rows,
-            self._own,
-            self._lookup,
-            None if self.plan.not_gated else gated_product,
+            by_rows=self._by_rows,
+            own=self._own,
+            lookup=self._lookup,
+            gated_product=None if self.plan.not_gated else gated_product,
         )
 
     @property

@@ -35,15 +35,15 @@ class Places:
         end = tables[-1].end
         of_states = None if states is None else StatePlaces.of(states, aligned(end))
         return Places(
-            tokens,
-            positions,
-            slots,
-            scored,
-            num_tokens,
-            num_scored,
-            tables,
-            of_states,
-            end if of_states is None else of_states.end,
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            scored=scored,
+            num_tokens=num_tokens,
+            num_scored=num_scored,
+            tables=tables,
+            states=of_states,
+            end=end if of_states is None else of_states.end,
         )
 
 

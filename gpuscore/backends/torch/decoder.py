@@ -103,6 +103,7 @@ class Decoder:
         config: DecoderConfig,
         weights: DecoderWeights,
         compiler: Compiler = eagerly,
+        *,
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
@@ -307,7 +308,8 @@ class Decoder:
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the stream [T, E] in front of all layers, float32."""
         x = self._lookup(token_ids, self.weights.embed)
-        return (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
+        x = (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
+        return x if self.config.stream_divisor == 1 else x / self.config.stream_divisor
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         normed: Tensor = x if weight is None else self._rms_norm(x, weight, *self._of_norms)

@@ -84,6 +84,7 @@ class GraphLauncher(Launcher):
         decoder: Decoder,
         attention: TableAttention,
         linear: LinearAttention,
+        *,
         queue: Queue,
         graph_tokens: int,
     ) -> None:

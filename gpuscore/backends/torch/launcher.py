@@ -119,9 +119,10 @@ class PlainLauncher(Launcher):
         decoder: Decoder,
         pool: KVPool,
         attention: AttentionBackend,
-        by_rows: ByRows,
-        head: Head,
         linear: LinearAttention,
+        *,
+        head: Head,
+        by_rows: ByRows,
     ) -> None:
         self.decoder, self.pool, self.attention = decoder, pool, attention
         self.linear = linear

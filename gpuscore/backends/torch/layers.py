@@ -23,7 +23,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.ropes import Llama3Rope, Rope, YarnRope
 from gpuscore_kernels import reference
 from gpuscore_kernels.label_head import tile_shapes
-from gpuscore_kernels.reference import QkvHeads, gated, rms_norm
+from gpuscore_kernels.reference import QkvHeads, add_and_norm, gated, rms_norm
 
 __all__ = [
     "add_and_norm",
@@ -33,14 +33,6 @@ __all__ = [
     "rms_norm",
     "rotary_tables",
 ]
-
-
-def add_and_norm(
-    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the residual stream x + delta [T, E], float32, and its norm in the weight's dtype."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32)) + delta
-    return x, rms_norm(x, weight, eps, one_plus)
 
 
 def norm_and_rotate(

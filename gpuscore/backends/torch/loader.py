@@ -88,7 +88,9 @@ class Checkpoint:
         """Read all weights, and refuse a checkpoint that has further weights."""
         model, tied = self.architecture.model_weights, self.architecture.config.tie_word_embeddings
         embed = self._tensor("embed", model["embed"])
+        divisor = self.architecture.config.logits_divisor
         norm = self._tensor("final_norm", model["final_norm"])
+        norm = norm if divisor == 1 else norm / divisor
         head = embed if tied else self._tensor("lm_head", model["lm_head"])
         layers = tuple(map(self._layer, range(self.architecture.config.num_layers)))
         self.files.refuse_left_over(model["lm_head"] if tied else None)

@@ -136,7 +136,7 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
     refuse_with_states(architecture.config, config, precision)
     weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
     again = STEADY_ROWS if config.deterministic else 0
-    pages = plan_pages(part, config, max_len, name, device.type, again)
+    pages = plan_pages(part, config, max_len=max_len, dtype=name, device=device.type, again=again)
     free = memory_of(device, shard.ranks).free()
     check_weights(pages, free, weight_bytes)
     attention = choose_attention(config.attention, part, device, dtype, config.deterministic)

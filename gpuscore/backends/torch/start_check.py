@@ -94,7 +94,8 @@ def reference(
     pool, states = KVPool(config, 0, 1, dtype, device), StatePool(config, 1, dtype, device)
     decoder = Decoder(config, wide, lookup=lookup)
     attention, linear = MaskedAttention(config, device), LinearAttention(config, states)
-    return PlainLauncher(decoder, pool, attention, in_tiles(HEAD_ROWS), head, linear)
+    by_rows = in_tiles(HEAD_ROWS)
+    return PlainLauncher(decoder, pool, attention, linear, head=head, by_rows=by_rows)
 
 
 def _with_norms(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 SOURCES = Path(__file__).parent
 FORMATS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
@@ -75,6 +76,19 @@ def declare(library: ctypes.CDLL, arguments: Mapping[str, Any]) -> None:
     for name, types in arguments.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
+
+
+def check(
+    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *, contiguous: bool = True
+) -> None:
+    """Raise ValueError for a tensor that a function in C would read wrongly; without `contiguous`
+    rows need not follow each other."""
+    dense = x.is_contiguous() if contiguous else shape[-1] < 2 or x.stride(-1) == 1
+    if x.shape != shape or x.dtype != dtype or x.device.type != "cpu" or not dense:
+        raise ValueError(
+            f"a tensor must be {dtype} {shape} on a CPU, in order; got {x.dtype} "
+            f"{tuple(x.shape)} on {x.device} with strides {x.stride()}"
+        )
 
 
 def build_ahead(compiler: str, folder: Path = AHEAD) -> list[Path]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpuscore_kernels.delta_net import LONGEST, Walks, strengths
-from gpuscore_kernels.row_functions.build import declare
+from gpuscore_kernels.row_functions.build import check, declare
 
 _P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
 _ARGUMENTS = {
@@ -36,10 +36,10 @@ class DeltaFunctions:
     ) -> Tensor:
         """Convolve rows, and norm the heads of queries and keys, as `reference.convolve`."""
         (rows, columns), kernel = mixed.shape, len(weight)
-        _check(mixed, (rows, columns), self._dtype, contiguous=False)
-        _check(tails, (len(tails), kernel - 1, columns), self._dtype)
-        _check(places, (rows, kernel - 1), torch.int32)
-        _check(weight, (kernel, columns), torch.float32)
+        check(mixed, (rows, columns), self._dtype, contiguous=False)
+        check(tails, (len(tails), kernel - 1, columns), self._dtype)
+        check(places, (rows, kernel - 1), torch.int32)
+        check(weight, (kernel, columns), torch.float32)
         out = torch.empty(rows, columns)
         self._library.convolve(
             *(x.data_ptr() for x in (out, mixed, tails, places, weight)),
@@ -51,9 +51,9 @@ class DeltaFunctions:
     def gated_norm(self, out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Norm each head and multiply with the gate, as `reference.gated_norm`."""
         rows, heads, size = out.shape
-        _check(out, (rows, heads, size), torch.float32)
-        _check(gate, (rows, heads * size), self._dtype, contiguous=False)
-        _check(weight, (size,), torch.float32)
+        check(out, (rows, heads, size), torch.float32)
+        check(gate, (rows, heads * size), self._dtype, contiguous=False)
+        check(weight, (size,), torch.float32)
         result = torch.empty(rows, heads * size, dtype=self._dtype)
         self._library.gated_norm(
             *(x.data_ptr() for x in (result, out, gate, weight)),
@@ -78,12 +78,12 @@ class DeltaFunctions:
         repeat = heads // key_heads
         value_size = values // repeat
         by_row = [x.contiguous() for x in strengths(gates, decay, bias)]
-        _check(convolved, (rows, 2 * key_heads * key_size + heads * value_size), torch.float32)
+        check(convolved, (rows, 2 * key_heads * key_size + heads * value_size), torch.float32)
         for x in by_row:
-            _check(x, (rows, heads), torch.float32)
-        _check(pool, tuple(pool.shape), torch.float32)
-        _check(walks.chunks, (len(walks.chunks), 4), torch.int32)
-        _check(walks.walks, (sum(walks.levels), 3), torch.int32)
+            check(x, (rows, heads), torch.float32)
+        check(pool, tuple(pool.shape), torch.float32)
+        check(walks.chunks, (len(walks.chunks), 4), torch.int32)
+        check(walks.walks, (sum(walks.levels), 3), torch.int32)
         longest = int(walks.chunks[:, 0].diff().max())
         if longest > LONGEST:
             raise ValueError(f"a chunk has {longest} rows; supported: up to {LONGEST}")
@@ -104,14 +104,3 @@ class DeltaFunctions:
                 threads,
             )
         return out
-
-
-def _check(
-    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *, contiguous: bool = True
-) -> None:
-    dense = x.is_contiguous() if contiguous else shape[-1] < 2 or x.stride(-1) == 1
-    if x.shape != shape or x.dtype != dtype or x.device.type != "cpu" or not dense:
-        raise ValueError(
-            f"a tensor must be {dtype} {shape} on a CPU, in order; got {x.dtype} "
-            f"{tuple(x.shape)} on {x.device} with strides {x.stride()}"
-        )

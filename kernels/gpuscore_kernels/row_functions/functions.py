@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpuscore_kernels.reference import QkvHeads
-from gpuscore_kernels.row_functions.build import declare
+from gpuscore_kernels.row_functions.build import check, declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
 APART = 16  # numbers between two rows of products: a power of two would share lines of a cache
@@ -49,7 +49,7 @@ class RowFunctions:
     def add_and_norm(
         self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return x + delta [T, E], float32, and its norm, as `reference.add_rms_norm`.
+        """Return x + delta [T, E], float32, and its norm, as `reference.add_and_norm`.
 
         The sum takes the memory of x if that is contiguous float32.
         """
@@ -60,7 +60,7 @@ class RowFunctions:
     ) -> tuple[Tensor, Tensor]:
         rows, columns = x.shape
         x = x.float() if x.dtype == self._dtype else x
-        _check_rows(x, (rows, columns), torch.float32)
+        check(x, (rows, columns), torch.float32, contiguous=False)
         self._check(weight, (columns,))
         normed = torch.empty(rows, columns, dtype=self._dtype)
         total = x
@@ -94,9 +94,7 @@ class RowFunctions:
         if size > LARGEST_HEAD:
             raise ValueError(f"heads have {size} numbers; supported: up to {LARGEST_HEAD}")
         for table in (cos, sin):
-            _check(table, (rows, size // 2), torch.float32)
-            if not table.is_contiguous():
-                raise ValueError("rotary tables must be contiguous")
+            check(table, (rows, size // 2), torch.float32)
         for norm in norms:
             if norm is not None:
                 self._check(norm, (size,))
@@ -146,10 +144,8 @@ class RowFunctions:
     def scale_rows(self, y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """Return y [T, O], float32, times the scales [T] of its rows, plus bias [O]."""
         rows, columns = y.shape
-        _check(y, (rows, columns), torch.float32)
-        _check(scale, (rows,), torch.float32)
-        if not (y.is_contiguous() and scale.is_contiguous()):
-            raise ValueError("rows and scales must be contiguous")
+        check(y, (rows, columns), torch.float32)
+        check(scale, (rows,), torch.float32)
         if bias is not None:
             self._check(bias, (columns,))
         out = torch.empty(rows, columns, dtype=self._dtype)
@@ -165,10 +161,8 @@ class RowFunctions:
         """Multiply x [N, E] with the transpose of a weight [V, E], both in bfloat16, to float32
         [N, V]."""
         (rows, width), columns = x.shape, len(weight)
-        _check(x, (rows, width), torch.bfloat16)
-        _check(weight, (columns, width), torch.bfloat16)
-        if not (x.is_contiguous() and weight.is_contiguous()):
-            raise ValueError("rows and weights must be contiguous")
+        check(x, (rows, width), torch.bfloat16)
+        check(weight, (columns, width), torch.bfloat16)
         out = x.new_empty(rows, columns + APART, dtype=torch.float32)
         self._library.products(
             *(out.data_ptr(), x.data_ptr(), weight.data_ptr()),
@@ -178,18 +172,4 @@ class RowFunctions:
         return out[:, :columns]
 
     def _check(self, x: Tensor, shape: tuple[int, ...]) -> None:
-        _check_rows(x, shape, self._dtype)
-
-
-def _check_rows(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    _check(x, shape, dtype)
-    if shape[-1] > 1 and x.stride(-1) != 1:
-        raise ValueError(f"numbers of a row must be contiguous, got strides {x.stride()}")
-
-
-def _check(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if x.shape != shape or x.dtype != dtype or x.device.type != "cpu":
-        raise ValueError(
-            f"a tensor must be {dtype} {shape} on a CPU, "
-            f"got {x.dtype} {tuple(x.shape)} on {x.device}"
-        )
+        check(x, shape, self._dtype, contiguous=False)

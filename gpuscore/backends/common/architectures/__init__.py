@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpuscore.backends.common.architectures.classifiers import ENDING, head_weights, with_classes
 from gpuscore.backends.common.architectures.gemma import gemma, gemma2, gemma3
-from gpuscore.backends.common.architectures.llama import llama, mistral
+from gpuscore.backends.common.architectures.llama import granite, llama, mistral
 from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
 from gpuscore.backends.common.architectures.qwen import qwen2, qwen3, qwen3_moe
 from gpuscore.backends.common.architectures.qwen3_5 import qwen3_5, text_tower
@@ -45,6 +45,7 @@ _LANGUAGE_MODELS: dict[str, Callable[[RawConfig, str], DecoderConfig]] = {
     "GemmaForCausalLM": gemma,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "GraniteForCausalLM": granite,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
@@ -72,7 +73,6 @@ REFUSED = {
     "MixtralForCausalLM": "a mixture of experts under other names of weights",
     "DeepseekV3ForCausalLM": "attention over compressed keys and values, and shared experts",
     "GptOssForCausalLM": "attention with sinks",
-    "GraniteForCausalLM": "multipliers of embeddings, residuals and logits",
     "GraniteMoeHybridForCausalLM": "layers of Mamba 2",
     "Phi3ForCausalLM": "query, key and value projections in one weight",
     "Olmo2ForCausalLM": "norms after attention and MLP only",
