@@ -58,8 +58,8 @@ def test_what_is_wrong_is_one_sentence(tmp_path, flags, code, message, capsys):
         ),
         ("{{ messages[0].content | reverse }}", "the document 0 times, not once"),
         (
-            "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
-            "query after the document",
+            "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+            "query twice side by side",
         ),
     ],
 )

@@ -25,7 +25,7 @@ config.served: config. models.hub
 prompts: config models text
 text: config models tokenizers
 dialects: config config.served prompts text
-engine: config backends.base
+engine: backends.base
 client: httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
 backends.base:

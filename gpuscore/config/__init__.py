@@ -130,6 +130,7 @@ class ServerConfig:
         "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
     )
     port: int = common(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
+    served_model_name: str | None = common(None, "the model's name in requests", unset="MODEL's")
     family: str = common(
         "auto",
         "prompt family that /rerank and /v1/classify use; auto: found by the model's directory or "

@@ -52,6 +52,8 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
     else:
         pairs = [(model_name(model.model), model.model)]
     _check([name for name, _ in pairs], model, server)
+    if server.served_model_name is not None:
+        pairs = [(server.served_model_name, source) for _, source in pairs]
     if len(pairs) > 1:
         return [ServedConfig(name, replace(model, model=source)) for name, source in pairs]
     ((name, source),) = pairs
@@ -82,6 +84,7 @@ def _check(names: Sequence[str], model: ModelConfig, server: ServerConfig) -> No
     of_one = {
         "--backend jax": model.backend == "jax",
         f"--revision {model.revision}": model.revision is not None,
+        f"--served-model-name {server.served_model_name}": server.served_model_name is not None,
         f"--adapter {model.adapter}": model.adapter is not None,
         f"--family {server.family}": server.family not in ("auto", "none"),
     }

@@ -200,14 +200,14 @@ def _shared(request: ScoreRequest, heads: Sequence[_Head], max_tokens: int) -> "
     if len(set(starts)) == len(starts):
         return None
     order = sorted_order([head.tokens for head in heads])
-    tree = _Sharing(request, [heads[place] for place in order])
+    tree = _Tree(request, [heads[place] for place in order])
     tree.append_all(max_tokens)
     unshared = sum(1 + len(head.nodes) for head in heads)
     return tree if len(tree.items) > unshared else None
 
 
 class _Tree:
-    """The items of a plan in preorder, while they are added."""
+    """The items of a plan in preorder, while they are added; sorted items share beginnings."""
 
     def __init__(self, request: ScoreRequest, heads: Sequence[_Head]) -> None:
         self.items: list[Int32Array] = []
@@ -239,20 +239,13 @@ class _Tree:
         self.parents.append(parent)
         self.rows.append(rows)
 
-
-class _Sharing(_Tree):
-    """A tree of sorted items in which beginnings are shared."""
-
-    def __init__(self, request: ScoreRequest, heads: Sequence[_Head]) -> None:
-        super().__init__(request, heads)
-        tokens = [head.tokens for head in heads]
-        self._lengths = np.array([*map(len, tokens)], np.int64)
-        self._common = _common(tokens)
-        if self._every:
-            self._common = np.minimum(self._common, _common([head.labels for head in heads]))
-
     def append_all(self, max_tokens: int) -> None:
-        """Add all items; runs of neighbours that share a beginning become families."""
+        """Add all items, which are sorted; neighbours that share a beginning become families."""
+        tokens = [head.tokens for head in self._heads]
+        self._lengths, self._common = np.array([*map(len, tokens)], np.int64), _common(tokens)
+        if self._every:
+            labels = _common([head.labels for head in self._heads])
+            self._common = np.minimum(self._common, labels)
         waiting = [*self._runs(0, len(self._heads), LEAST)][::-1]
         own = np.cumsum([0, *(self._lengths - self._common)])
         while waiting:

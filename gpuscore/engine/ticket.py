@@ -173,6 +173,16 @@ class Ticket:
         if self.plan.rows is None:  # an item is one row of the share and one of the answer
             items = np.array(share.scored, np.int64)
             return np.flatnonzero(fine), items[fine], items[~fine].tolist()
+        if not self.request.every_position:  # an item is one row of the share
+            flags = list(zip(share.scored, fine.tolist(), strict=True))
+            fit = [
+                (number, row)
+                for number, (item, good) in enumerate(flags)
+                if good
+                for row in self.plan.rows[item]
+            ]
+            numbers, rows = np.array(fit, np.int64).reshape(-1, 2).T
+            return numbers, rows, [item for item, good in flags if not good]
         spans = share.spans
         starts = [*accumulate((count for _, _, count in spans), initial=0)]
         broken: list[int] = []

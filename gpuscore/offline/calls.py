@@ -28,7 +28,7 @@ from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
     Items,
-    LocalScoreOptions,
+    ScoreOptions,
     Text,
     check_list,
     checked_options,
@@ -122,13 +122,13 @@ def _value(call: Call[ValueT], future: "Future[ScoreResult] | None") -> ValueT:
 
 
 def score_call(
-    prompts: ModelPrompts, query: Text, items: Items, options: LocalScoreOptions
+    prompts: ModelPrompts, query: Text, items: Items, options: ScoreOptions
 ) -> Call[Scores]:
-    return _score_call(prompts, query, items, checked_options(LocalScoreOptions, options))
+    return _score_call(prompts, query, items, checked_options(ScoreOptions, options))
 
 
 def _score_call(
-    prompts: ModelPrompts, query: Text, items: Items, options: LocalScoreOptions
+    prompts: ModelPrompts, query: Text, items: Items, options: ScoreOptions
 ) -> Call[Scores]:
     softmax, temperature = options["apply_softmax"], options["temperature"]
     check_temperature(temperature, softmax)
@@ -178,10 +178,10 @@ def _score_call(
 
 
 def score_calls(
-    prompts: ModelPrompts, requests: Iterable[tuple[Text, Items]], unchecked: LocalScoreOptions
+    prompts: ModelPrompts, requests: Iterable[tuple[Text, Items]], unchecked: ScoreOptions
 ) -> Iterator[Call[Scores]]:
     """Return the calls of `score_many`, each made when it is asked for."""
-    options = checked_options(LocalScoreOptions, unchecked)
+    options = checked_options(ScoreOptions, unchecked)
 
     def calls() -> Iterator[Call[Scores]]:
         check_list(requests, "requests")

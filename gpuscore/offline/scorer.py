@@ -27,7 +27,7 @@ from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
     Items,
-    LocalScoreOptions,
+    ScoreOptions,
     Text,
     awaited,
     takes_options,
@@ -75,6 +75,7 @@ class LoadedScorer:
         family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
             --family`.
         revision: branch, tag or commit of a hub model.
+        adapter: directory of a LoRA adapter (peft) that is merged into the model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
         dtype: "auto", "bfloat16", "float16" or "float32".
@@ -150,7 +151,7 @@ class Scorer(LoadedScorer):
         items: Items,
         *,
         progress: Progress | None = None,
-        **options: Unpack[LocalScoreOptions],
+        **options: Unpack[ScoreOptions],
     ) -> Scores:
         """Score each `query + item` prompt for its labels, as POST /v1/score does.
 
@@ -159,9 +160,7 @@ class Scorer(LoadedScorer):
             items: texts if the query is a text, lists of token ids if it is one, from any iterable
                 with an order; a single text is one item.
             progress: called from time to time with the number of items scored so far.
-            **options: see `ScoreOptions`. With `logits=True` also the labels' logits, the only
-                meaningful output of a model with a single class; labels of several tokens have
-                none.
+            **options: see `ScoreOptions`.
 
         Raises:
             GpuscoreError: as over HTTP, but without limits on the number of items or labels.
@@ -171,7 +170,7 @@ class Scorer(LoadedScorer):
 
     @takes_options
     def score_many(
-        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[LocalScoreOptions]
+        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[ScoreOptions]
     ) -> Iterator[Scores]:
         """Score many pairs of a query and its items, and yield their scores in the given order.
 
@@ -268,7 +267,7 @@ class AsyncScorer(LoadedScorer):
 
     @takes_options
     async def score_many(
-        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[LocalScoreOptions]
+        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[ScoreOptions]
     ) -> AsyncGenerator[Scores, None]:
         """See `Scorer.score_many`; iterate with `async for`. `requests` is read in threads."""
         async for scores in _iterated(self._many(score_calls(self._prompts, requests, options))):

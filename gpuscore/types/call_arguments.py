@@ -1,4 +1,4 @@
-"""Arguments of calls of `Scorer`, `AsyncScorer` and the clients: lists, texts, token ids, options.
+"""Arguments of calls of `Scorer` and `AsyncScorer`: lists, texts, token ids, options.
 
 A text is a `str`. Token ids are a sequence of integers or a 1-d NumPy array of them. A list is
 anything that can be iterated in an order; it is read once. Everything else is refused by name.
@@ -148,6 +148,8 @@ class ScoreOptions(TypedDict, total=False):
         logprobs: also return full-vocabulary log-probabilities and the label mass.
         on_error: "fail": an item that cannot be scored raises its error; "null": it gets a row
             of NaN and stands in `errors`, and the others are scored.
+        logits: also return the labels' logits, the only meaningful output of a model with a single
+            class; labels of several tokens have none.
     """
 
     labels: Annotated[Labels, None]
@@ -159,11 +161,6 @@ class ScoreOptions(TypedDict, total=False):
     item_first: Annotated[bool, False]
     logprobs: Annotated[bool, False]
     on_error: Annotated[OnError, "fail"]
-
-
-class LocalScoreOptions(ScoreOptions, total=False):
-    """Options of `score` in this process: the options of `ScoreOptions`, and `logits`."""
-
     logits: Annotated[bool, False]
 
 

@@ -67,7 +67,7 @@ class RequestRecord:
 
     @property
     def accepted(self) -> bool:
-        """True if the engine has admitted the request."""
+        """True if the request was admitted to the engine."""
         return self.progress in (ENGINE, RESPOND)
 
     @contextmanager

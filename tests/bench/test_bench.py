@@ -17,7 +17,6 @@ from gpuscore import Scorer
 from gpuscore.commands.cli import main
 from gpuscore.measure.bundle import read_bundle, write_bundle
 from gpuscore.measure.targets import started
-from support import fake
 from support.known_answers import scores
 from support.programs import COMMAND
 from support.serving import QUICK, serving
@@ -124,23 +123,6 @@ def test_servers_of_its_own(tmp_path, capsys):
     bundle, _ = run(tmp_path, *words, *again)
     assert len(bundle.servers) == 2
     assert "agrees with" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_default_server_takes_1024_requests_of_one_client(tmp_path):
-    """A server that is late refuses, too, which other work on the machine may cause: once in three
-    attempts must be without a refusal."""
-    path = tmp_path / "found.json"
-    words = ["--scale", "0.52", "--minutes", "0.001", "--scenario", "concurrency"]
-    flags = ["--vocab-size", str(fake.VOCAB), "--output", str(path)]
-    refused, tests = [], {"PYTHONPATH": str(Path(__file__).parents[1])}
-    with serving("fake", environment=tests, module="support.fake_server") as server:
-        while len(refused) < 3 and 0 not in refused:
-            assert main(["bench", "--url", server.url, *words, *flags]) == 0
-            rows = [row for row in read_bundle(path).rows if "1,024 in flight" in row.way]
-            assert ["1,040 of 2,000 requests" in row.notes for row in rows] == [True, True]
-            refused.append(sum(row.refused for row in rows))
-    assert 0 in refused
 
 
 def leaking(rows):

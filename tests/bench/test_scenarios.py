@@ -6,11 +6,12 @@ import json
 import numpy as np
 import pytest
 
+from gpuscore.config import EngineConfig, ServerConfig
 from gpuscore.errors import UsageError
 from gpuscore.measure.apis import APIS
 from gpuscore.measure.arguments import APIS as NAMED_APIS
 from gpuscore.measure.arguments import SCENARIOS as NAMED
-from gpuscore.measure.scenarios import SCENARIOS, BenchRequest, Draws, text_scenario
+from gpuscore.measure.scenarios import IN_FLIGHT, SCENARIOS, BenchRequest, Draws, text_scenario
 from gpuscore.measure.workload import SENTENCES
 
 VOCAB = 5000
@@ -25,6 +26,11 @@ def requests(name, way, number=0, seed=1):
 def test_the_command_line_names_them_all():
     assert tuple(SCENARIOS) == NAMED
     assert tuple(APIS) == NAMED_APIS
+
+
+def test_a_default_server_admits_as_many_as_are_in_flight():
+    assert ServerConfig().max_inflight_per_key >= max(IN_FLIGHT)
+    assert EngineConfig().max_queued_requests >= max(IN_FLIGHT)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ def test_one_model_answers_to_all_its_names(tmp_path):
     (model,) = served_models(ModelConfig(f"x={tmp_path}"), ServerConfig())
     assert (model.name, model.others) == ("x", (tmp_path.name, str(tmp_path)))
     assert model.sources == (str(tmp_path), tmp_path.name, "x")
+    named = ServerConfig(served_model_name="x")
+    assert served_models(ModelConfig(str(tmp_path)), named) == [model]
     (model,) = served_models(ModelConfig("demo"), ServerConfig())
     assert (model.name, model.others) == ("demo", ())
 
@@ -68,6 +70,7 @@ def test_a_directory_may_have_any_name(tmp_path):
         ),
         ({"model": "a=x,b=y", "revision": "r"}, {}, "--revision r is for one model"),
         ({"model": "a=x,b=y"}, {"family": "zerank"}, "--family zerank is for one model"),
+        ({"model": "a=x,b=y"}, {"served_model_name": "m"}, "--served-model-name m is for one"),
     ],
 )
 def test_wrong_models(model, server, message):

@@ -29,7 +29,7 @@ def test_a_long_round_is_followed_by_more_work():
         await asyncio.sleep(0)
         short, start = rounds.pieces(8), time.monotonic()
         time.sleep(0.15)  # as long as thousands of ready sockets would take
-        assert rounds.age >= 0.15
+        assert time.monotonic() - rounds.began >= 0.15
         await asyncio.sleep(0)
         return short, rounds.pieces(8), time.monotonic() - start
 

@@ -70,12 +70,9 @@ class TestProtocol:
             assert connection.closed
 
     @covers("header_too_large")
-    @pytest.mark.parametrize(
-        "fields", [["X-A: 1"] * 101, ["X-A: " + "y" * 17_000]], ids=["101 fields", "one long field"]
-    )
-    def test_a_large_head(self, client, fields):
+    def test_a_large_head(self, client):
         with Connection(client) as connection:
-            connection.request("GET", "/health", *fields)
+            connection.request("GET", "/health", "X-A: " + "y" * 17_000)
             check_error(connection.reply(), 431, "header_too_large", None)
             assert connection.closed
 

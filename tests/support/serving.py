@@ -38,7 +38,6 @@ def serving(
     wait: bool = True,
     log: Path | None = None,
     fork: bool = True,
-    module: str = "gpuscore",
 ) -> Iterator[RunningServer]:
     """Start a server on a free port and kill it at the end; with `wait` it is ready when yielded.
 
@@ -47,7 +46,7 @@ def serving(
     """
     errors = subprocess.STDOUT if log is None else log.open("wb")
     process = (start if fork else start_anew)(
-        module,
+        "gpuscore",
         ["serve", str(model), *port, *flags],
         stdout=subprocess.PIPE,
         stderr=errors,

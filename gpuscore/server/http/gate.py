@@ -34,7 +34,7 @@ from gpuscore.server.http.headers import NO_KEY, ApiKeys, check_host
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.service import Pacer
-from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, record_of
+from gpuscore.types.record import UNMATCHED, RequestRecord, record_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
 COUNT = "count"  # ... a function that counts bytes which do not arrive on the connection
 _CHECKED = "checked"  # ... the head was checked
+_LENGTH = "length"  # ... bytes of the body by the head; 0 if that does not say
 _CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
 CLOSE = (b"connection", b"close")
 _GET = ("GET", "HEAD")
@@ -160,7 +161,8 @@ class Gate:
             return
         if self._service.draining:
             raise self._service.shutting_down()
-        length = _announced(headers)
+        length = sum(int(value) for name, value in headers if name == b"content-length")
+        scope["state"][_LENGTH] = length
         if length <= self.config.max_body_bytes:  # otherwise `_reader` refuses it
             self.admission.check(record.tenant, length)
 
@@ -185,7 +187,7 @@ class Gate:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
         limit, seconds = self.config.max_body_bytes, self.config.client_timeout
-        announced, end, complete = _announced(scope["headers"]), monotonic() + seconds, False
+        announced, end, complete = scope["state"][_LENGTH], monotonic() + seconds, False
 
         def check_size(size: int) -> None:
             if size > limit:
@@ -258,8 +260,3 @@ class Gate:
         if error.status == MethodNotAllowed.status:
             fields.append((b"allow", ", ".join(self._methods[scope["path"]]).encode()))
         return fields, body
-
-
-def _announced(headers: Headers) -> int:
-    """Return the bytes that the body has by its head; 0 if that does not say."""
-    return sum(int(value) for name, value in headers if name == b"content-length")

@@ -34,7 +34,7 @@ class Rounds(selectors.DefaultSelector):
         return asyncio.SelectorEventLoop(self)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._last = self.age
+        self._last = monotonic() - self.began
         ready = super().select(timeout)
         self.began = monotonic()
         return ready
@@ -47,11 +47,6 @@ class Rounds(selectors.DefaultSelector):
     def ready(self) -> bool:
         """True if a socket that the loop watches can be read, accepted from or written to now."""
         return bool(super().select(0))
-
-    @property
-    def age(self) -> float:
-        """Seconds since the round began."""
-        return monotonic() - self.began
 
 
 async def in_time(

@@ -49,7 +49,7 @@ _COUNTERS: _Rows = (
 )
 # Gauges that have no meaning without a running engine.
 _GAUGES: _Rows = (
-    ("requests_waiting", "Requests admitted by the engine, not yet answered", "stats.requests"),
+    ("requests_waiting", "Requests that the engine has, not yet answered", "stats.requests"),
     ("tokens_waiting", "Tokens of these requests", "stats.tokens"),
     ("kv_usage_ratio", "Share of the pages in use", "stats.pages_ratio"),
     ("tokens_per_second", "Engine speed while working, smoothed", "stats.tokens_per_second"),

@@ -6,7 +6,8 @@ other text of a caller.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ ERROR_CODES = sorted({kind.code for kind in GpuscoreError.__subclasses__()})
 BYTES = tuple(4**n for n in range(4, 13))  # 256 to 16 MiB
 _STAGES = {
     "tokenize": "Text to ids, checks and factoring, with the wait for a thread",
-    "queue": "From the engine's admission until the first batch was chosen",
+    "queue": "From the arrival in the engine until the first batch was chosen",
     "batch": "From choosing the first batch until it was laid out and launched",
     "device": "From launching the first batch until the last result was collected",
     "respond": "Making and encoding the answer, with the wait for a thread",
@@ -60,20 +61,21 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(state)
-        self._requests = Counter(
+        requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error; model is "
             "empty if the request has reached none",
             ("route", "method", "status", "code", "model"),
             registry=self.registry,
         )
-        self._duration = Histogram(
+        duration = Histogram(
             "gpuscore_request_duration_seconds",
             "Time from a request's head to the end of its answer; no pages and probes",
             ("route", "model"),
             buckets=SECONDS,
             registry=self.registry,
         )
+        self._requests, self._duration = cache(requests.labels), cache(duration.labels)
         self._stages = {
             name: self._sizes(f"{name}_duration_seconds", _STAGES[name], SECONDS) for name in STAGES
         }
@@ -82,7 +84,7 @@ class Metrics:
         self._items = self._sizes("request_items", "Items of a scored request", ITEMS)
         self._rejected = self._counters(
             "rejected",
-            "Score requests refused before the engine admitted them; reason is the error code",
+            "Score requests refused before the engine got them; reason is the error code",
             reason=ERROR_CODES,
         )
         self._cancelled = self._counters(
@@ -100,23 +102,23 @@ class Metrics:
         }
 
     def finished(self, record: RequestRecord) -> None:
-        self._requests.labels(
+        self._requests(
             record.route, record.method, str(record.status), record.code, record.model
         ).inc()
         if record.code == LEFT_CODE:
-            self._cancelled.labels(record.progress).inc()
+            self._cancelled(record.progress).inc()
         elif record.code and record.route in DIALECT_OF and not record.accepted:
-            self._rejected.labels(record.code).inc()
+            self._rejected(record.code).inc()
         if record.route in DIALECT_OF:
-            self._duration.labels(record.route, record.model).observe(record.seconds)
+            self._duration(record.route, record.model).observe(record.seconds)
             self._body.observe(record.bytes_in)
             self._answer.observe(record.bytes_out)
         for name, (_, seconds) in record.stages.items():
             self._stages[name].observe(seconds)
         if record.status == 200 and record.items is not None:
             self._items.observe(record.items)
-            for name, counter in self._totals.items():
-                counter.labels(record.model).inc(getattr(record, name) or 0)
+            for name, labelled in self._totals.items():
+                labelled(record.model).inc(getattr(record, name) or 0)
 
     def loop_was_late(self, seconds: float) -> None:
         self._lag.observe(seconds)
@@ -129,8 +131,8 @@ class Metrics:
     def _sizes(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self.registry)
 
-    def _counters(self, name: str, what: str, **labels: Iterable[str]) -> Counter:
-        """Return a counter with one label, and a series for each of the label's values.
+    def _counters(self, name: str, what: str, **labels: Iterable[str]) -> Callable[..., Counter]:
+        """Return the series of a counter with one label, by the label's value.
 
         All series exist from the start: Prometheus cannot see the increase from none to 1.
         """
@@ -138,7 +140,7 @@ class Metrics:
         counter = Counter(f"gpuscore_{name}", what, (label,), registry=self.registry)
         for value in values:
             counter.labels(value)
-        return counter
+        return cache(counter.labels)
 
 
 if TYPE_CHECKING:
