@@ -187,11 +187,6 @@ def test_the_first_pages_stay_short(page, lines, kilobytes):
     assert len(text.encode()) <= kilobytes * 1024
 
 
-def test_the_glossary_has_at_most_25_words():
-    text = (DOCS / "explanation" / "glossary.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"^\| ", text, re.MULTILINE)) - 2 <= 25
-
-
 def typed(page: Path) -> list[str]:
     """Return the lines that a page has a reader type, continued ones joined."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")

@@ -9,7 +9,7 @@ import pytest
 
 from gpuscore.commands.cli import main, make_parser
 from gpuscore.config import FileConfig
-from gpuscore.config.flags import CommandParser, other_flags
+from gpuscore.config.flags import other_flags
 from gpuscore.config.options import options
 from gpuscore.config.sources import OPTIONS, read_settings
 
@@ -30,10 +30,6 @@ ALL = {parser.prog: parser for parser in commands(make_parser())}
 def examples(parser) -> list[str]:
     text = (parser.epilog or "").replace("\\\n", " ")
     return [line.strip() for line in text.splitlines() if line.startswith("  gpuscore ")]
-
-
-def test_there_are_all_commands():
-    assert {"gpuscore serve", "gpuscore doctor", "gpuscore parity compare"} < ALL.keys()
 
 
 @pytest.mark.parametrize("name", ["gpuscore", *ALL])
@@ -103,10 +99,6 @@ def test_help_and_version_are_quick_because_they_import_little():
         )
         done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
         assert "imported: set()" in done.stdout, done
-
-
-def test_a_command_parser_is_used_everywhere():
-    assert all(type(parser) is CommandParser for parser in ALL.values())
 
 
 @pytest.mark.parametrize("flag", [*other_flags(), "--hf_overrides", "--max-num-seqs=4"])

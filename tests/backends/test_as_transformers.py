@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gpuscore import Scorer
+from support.backends import needs_jax
 from support.models import FAMILIES, VOCAB, logprobs_of_one_length, random_ids, reference_logprobs
 from support.slow import slow
 
@@ -198,15 +199,16 @@ def test_sliding_windows(tiny_model, rng, family, overrides, window):
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"),
+    ("family", "dtype", "backend"),
     [
-        ("qwen3", "bfloat16"),
-        *slow(("qwen3", "float16")),
-        ("qwen3_5", "bfloat16"),
-        *slow(*((family, "bfloat16") for family in ("gemma", "gemma2", "gemma3"))),
+        ("qwen3", "bfloat16", "torch"),
+        *slow(("qwen3", "float16", "torch")),
+        ("qwen3_5", "bfloat16", "torch"),
+        *slow(*((family, "bfloat16", "torch") for family in ("gemma", "gemma2", "gemma3"))),
+        pytest.param("qwen3", "bfloat16", "jax", marks=[needs_jax, pytest.mark.slow]),
     ],
 )
-def test_half_precision_errs_less_than_transformers(tiny_model, rng, family, dtype):
+def test_half_precision_errs_less_than_transformers(tiny_model, rng, family, dtype, backend):
     """The error is against float32 on the same prompts: its mean, median, p99 and max."""
     directory, model = tiny_model(family)
     query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 100)]
@@ -218,7 +220,7 @@ def test_half_precision_errs_less_than_transformers(tiny_model, rng, family, dty
         .eval()
     )
     theirs = np.abs(by_length(rounded, prompts)[:, LABELS] - exact)
-    with Scorer(str(directory), dtype=dtype, max_batch_tokens=512) as scorer:
+    with Scorer(str(directory), backend=backend, dtype=dtype, max_batch_tokens=512) as scorer:
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
     ours = np.abs(result.logprobs - exact)
     assert ours.mean() <= 0.95 * theirs.mean()

@@ -14,9 +14,8 @@ import torch
 from gpuscore.backends.torch.attention.tiled import TorchAttention
 from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
-from gpuscore_kernels.extend_attention.table import KEY, NUM_PACKED, POOL_END, POOL_START
 from support.attention_forms import MACHINES, form, native, runs_here
-from support.attention_inputs import heads_alone, relative_error, requests
+from support.attention_inputs import heads_alone, relative_error
 from support.attention_oracle import attention as oracle
 from support.batches import random_batch
 from support.slow import slow
@@ -160,65 +159,6 @@ def test_threads_change_no_bit():
     batch, rows = batch_of(3), slice(None)
     several = by_head(batch, native(torch.bfloat16), rows, steady=False)
     assert torch.equal(by_head(batch, native(torch.bfloat16), rows, False, threads=1), several)
-
-
-# ---- defects ----
-
-
-def a_mask_off_by_one(tiles, how):
-    masked = tiles.masked.clone()
-    masked[:, KEY] += 1
-    return replace(tiles, masked=masked), how
-
-
-def a_page_of_a_neighbour(tiles, how):
-    return replace(tiles, pool_tiles=tiles.pool_tiles ^ 16), how
-
-
-def a_tile_short_in_the_pool(tiles, how):
-    few = tiles.tiles.clone()
-    few[:, POOL_END] = torch.maximum(few[:, POOL_START], few[:, POOL_END] - 1)
-    return replace(tiles, tiles=few), how
-
-
-def a_tile_short_in_the_batch(tiles, how):
-    few = tiles.tiles.clone()
-    few[:, NUM_PACKED] = (few[:, NUM_PACKED] - 1).clamp(min=0)
-    return replace(tiles, tiles=few), how
-
-
-def a_soft_cap_is_lost(tiles, how):
-    return tiles, (how[0], None)
-
-
-def a_window_is_lost(tiles, how):
-    return replace(tiles, window=None), how
-
-
-DEFECTS = [
-    a_mask_off_by_one,
-    a_page_of_a_neighbour,
-    a_tile_short_in_the_pool,
-    a_tile_short_in_the_batch,
-    a_soft_cap_is_lost,
-    a_window_is_lost,
-]
-
-
-@pytest.mark.parametrize("plant", DEFECTS, ids=lambda plant: plant.__name__)
-def test_a_defect_is_seen(plant):
-    """A comparison with the oracle that does not see it would prove nothing."""
-    window = 60 if plant is a_window_is_lost else None
-    config = replace(QWEN, windows=(window, window), attention_softcap=1.0)
-    sizes = (45, 30, [20, 50]), (33, 0, [5, 70])
-    right, batch = native(torch.bfloat16), requests(*sizes, page_size=PAGE_SIZE, num_pages=128)
-
-    def wrong(rows, pool, tiles, *how):
-        tiles, how = plant(tiles, how)
-        return right(rows, pool, tiles, *how)
-
-    assert worst(right, batch, config, torch.bfloat16) < ALLOWED[torch.bfloat16]
-    assert not worst(wrong, batch, config, torch.bfloat16) < 4 * ALLOWED[torch.bfloat16]
 
 
 # ---- numbers that are not finite ----

@@ -1,32 +1,23 @@
 """Promise: the plans for FlashInfer, executed as its documentation describes, give every row the
 keys of the mask rule."""
 
-import importlib.util
-import inspect
 import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
-from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.flashinfer import lay_out_items
-from gpuscore.backends.torch.attention.tiled import TorchAttention
-from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.types.batch import visible_rows
-from gpuscore_kernels.extend_attention.reference import extend_attention
-from support.attention_inputs import heads_alone, inputs, relative_error, requests
+from gpuscore.types.batch import prefix_slots, visible_rows
+from support.attention_inputs import requests
 from support.batches import random_batch
-from support.flashinfer_stand_in import STUB, Items, stub
 
 PAGE, SLOTS = 16, 2048
 HOPPER = [(128, 96), (192, 96), (128, 32)]  # rows and keys of FlashInfer's tiles
-LOCK = Path(__file__).parents[2] / "docker" / "locks" / "cuda.txt"
-STAND_IN = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Items)
+ROOT = Path(__file__).parents[2]
+LOCK = ROOT / "docker" / "locks" / "cuda.txt"
+STUB = ROOT / "stubs" / "flashinfer" / "__init__.pyi"
 
 
 def batches():
@@ -47,6 +38,24 @@ def key_numbers(plan, index):
 
 def rows_of(plan, index):
     return plan.rows[plan.queries[index] : plan.queries[index + 1]]
+
+
+@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
+def test_every_row_gets_the_keys_of_the_mask_rule(batch):
+    """A row sees its sequence's keys up to its own; in an item only the prefix's and its item's."""
+    plan, seen = lay_out_items(batch, PAGE), visible_rows(batch)
+    assert sorted(plan.rows) == list(range(batch.num_tokens))
+    request_of = np.repeat(batch.request_of, np.diff(batch.cu_seqlens))
+    for index, prefix in enumerate(plan.prefix_lens):
+        keys, rows = key_numbers(plan, index), rows_of(plan, index)
+        for place, row in enumerate(rows, start=len(keys) - len(rows)):
+            given = keys[: place + 1]
+            if place >= prefix:
+                position = int(plan.positions[index, place - prefix])
+                assert position <= plan.longest[index]
+                given = np.concatenate([given[:prefix], given[place + 1 - position :]])
+            cached = prefix_slots(batch, request_of[row], PAGE)
+            assert sorted(given) == sorted([*cached, *(SLOTS + np.flatnonzero(seen[row]))])
 
 
 @pytest.mark.parametrize("sizes", HOPPER, ids=str)
@@ -97,34 +106,6 @@ def tiles_read(reach, keys, prefix, longest, sizes):
     return read
 
 
-@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
-def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, monkeypatch):
-    """The wrapper is a stand-in, whose arguments are bound to the release's signatures."""
-    monkeypatch.setitem(sys.modules, "flashinfer", STAND_IN)
-    config = heads_alone(4, 2, 8)
-    pool = KVPool(config, SLOTS // PAGE, PAGE, torch.float32, torch.device("cpu"))
-    arrays = inputs(batch, PAGE, SLOTS // PAGE, (4, 2), 8, torch.float32)
-    for layer in pool.layers:
-        for side, values in zip(layer, (arrays.pool_k, arrays.pool_v), strict=True):
-            side.copy_(values)
-    exact = TorchAttention(config, pool, extend_attention).prepare(batch)
-    tested = attention_factory("flashinfer", extend_attention, False)(config, pool).prepare(batch)
-    for layer, q in enumerate((arrays.q, arrays.q[batch.score_rows.astype(np.int64)])):
-        if len(q):
-            expected = exact.run(layer, q, arrays.k, arrays.v)
-            assert relative_error(tested.run(layer, q, arrays.k, arrays.v), expected) < 1e-5
-
-
 def test_the_stub_is_of_the_locked_release():
     locked = re.search(r"^flashinfer-python==(\S+)", LOCK.read_text(), re.MULTILINE)
     assert f"flashinfer-python=={locked[1]};" in STUB.read_text(), "copy the new signatures"
-
-
-@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="needs flashinfer")
-def test_the_stub_is_of_the_installed_release():
-    import flashinfer
-
-    owners = [each.BatchPrefillWithPagedKVCacheWrapper for each in (flashinfer, stub())]
-    for method in ("__init__", "plan"):
-        parameters = (inspect.signature(getattr(owner, method)) for owner in owners)
-        assert len({tuple(each.parameters) for each in parameters}) == 1

@@ -83,13 +83,6 @@ def test_small_batches_have_little_padding(most):
     assert worst[True] <= 0.08
 
 
-def test_others_have_at_most_a_third(buckets):
-    sizes = np.array(sorted({bucket.tokens for bucket in buckets}))
-    tokens = np.arange(32, MOST + 1)
-    room = sizes[np.searchsorted(sizes, tokens)]
-    assert (1 - tokens / room).max() <= 1 / 3
-
-
 def test_few_requests_do_not_get_the_room_of_many(buckets):
     """Each request has a query and an item: tiles that it shares with no other, and a scored
     row."""

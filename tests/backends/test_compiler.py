@@ -186,16 +186,3 @@ def test_a_failed_load_leaves_no_thread(tiny_model, tmp_path):
     assert error.tb is not None  # it holds the backend, so nothing but `close` has ended the thread
     new = set(threading.enumerate()) - before
     assert not [thread.name for thread in new if thread.name.startswith("torch-backend")]
-
-
-def test_bfloat16_as_eagerly(tiny_model):
-    """Scores of few rows, whose label head is computed in C as well, in bfloat16."""
-    directory, _ = tiny_model("qwen3")
-    rng = np.random.default_rng(2)
-    query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (3, 9, 1, 20)]
-    logprobs = []
-    for how in ("on", "off"):
-        with Scorer(str(directory), compile=how, dtype="bfloat16") as scorer:
-            result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
-            logprobs.append(result.logprobs)
-    assert np.abs(logprobs[0] - logprobs[1]).max() < 0.03, "a rounding or two"

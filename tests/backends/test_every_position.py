@@ -92,23 +92,6 @@ def test_as_transformers_in_chunks_packed_and_alone(engine, tiny_model, family):
             np.testing.assert_array_equal(label == best, np.roll(prompt, -1) == best_ids)
 
 
-def test_deterministic(engine):
-    """The bits are the same packed, alone and in chunks."""
-    rng = np.random.default_rng(1)
-    prompts = [random_ids(rng, n) for n in LENGTHS]
-
-    def bits(made, some):
-        result = made.score(request_of(some)).result(60)
-        numbers = (np.concatenate(result.label_logits), result.lse, result.top_logits[:, 0])
-        return np.stack(numbers).view(np.int32)
-
-    whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)
-    chunked = engine("qwen3", deterministic=True, max_batch_tokens=150)
-    alone = np.concatenate([bits(whole, [prompt]) for prompt in prompts], axis=1)
-    for made in (whole, chunked):
-        np.testing.assert_array_equal(bits(made, prompts), alone)
-
-
 CONTEXT, CHOICES = 293, (1, 9, 2, 130, 33)
 
 

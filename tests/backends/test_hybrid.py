@@ -39,7 +39,6 @@ from support.serving import serving, wait_until
 from support.slow import slow
 
 from .test_every_position import request_of
-from .test_label_sequences import continuations
 
 TOLERANCE = 1e-4
 LABELS = [3, 17, 399]
@@ -147,16 +146,6 @@ def test_every_position(tiny_model, max_batch_tokens):
         following = expected[np.arange(len(prompt)), np.roll(prompt, -1)]
         np.testing.assert_allclose(positions.label[start:stop], following, atol=TOLERANCE, rtol=0)
         np.testing.assert_array_equal(positions.best_ids[start:stop], expected.argmax(axis=1))
-
-
-def test_labels_of_several_tokens(tiny_model, rng):
-    directory, model = tiny_model("qwen3_5")
-    query, items = random_ids(rng, 50), [random_ids(rng, n) for n in (1, 20, 41)]
-    labels = [[12, 7, 5], [12, 8], [9]]
-    with Scorer(str(directory), max_batch_tokens=32) as scorer:
-        result = scorer.score(query, items, label_sequences=labels, logprobs=True)
-    expected = continuations(model, [query + item for item in items], labels)
-    np.testing.assert_allclose(result.logprobs, expected, atol=TOLERANCE, rtol=4e-6)
 
 
 def test_a_linear_layer_is_the_last(tiny_model, rng):

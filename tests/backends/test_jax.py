@@ -1,8 +1,6 @@
 """Promise: the JAX backend scores as transformers, refuses options it does not support, compiles
 only at warm-up and never copies its pool."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -70,24 +68,6 @@ def test_as_transformers(tiny_model, rng, family, overrides):
             np.testing.assert_allclose(result.logprobs, expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.slow
-def test_bfloat16_errs_less_than_transformers(tiny_model, rng):
-    import torch
-
-    directory, model = tiny_model("qwen3")
-    query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 60)]
-    prompts = [query + item for item in items]
-    exact = reference_logprobs(model, prompts)[:, LABELS]
-    rounded = type(model).from_pretrained(directory, dtype=torch.bfloat16).eval()
-    theirs = np.abs(reference_logprobs(rounded, prompts)[:, LABELS] - exact)
-    with Scorer(str(directory), backend="jax", dtype="bfloat16", max_batch_tokens=64) as scorer:
-        result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
-    ours = np.abs(result.logprobs - exact)
-    assert ours.mean() <= 0.95 * theirs.mean()
-    for q in (50, 99, 100):
-        assert np.percentile(ours, q) <= 1.25 * np.percentile(theirs, q)
-
-
 @pytest.mark.parametrize("count", [6, *slow(16)])
 def test_nothing_is_compiled_after_warmup(small, tiny_model, count):
     """Random requests are in flight together, and their scores are right as well."""
@@ -153,13 +133,6 @@ def test_extend_does_not_wait(small, rng):
     assert all(np.array_equal(scores[0], other) for other in scores)
 
 
-def test_padding_is_counted(shared_backends, small, rng):
-    rows, padded = small._rows, small._padded_rows
-    run(small, in_one_batch(random_ids(rng, 50), [random_ids(rng, 20)], LABELS))
-    assert (small._rows - rows, small._padded_rows - padded) == (70, 128)
-    assert 0 < small.padding_share < 1
-
-
 @pytest.mark.parametrize(
     "family", ["gemma", "gemma2", "gemma3", "gemma2_classes", "qwen3_moe", "qwen3_5"]
 )
@@ -209,31 +182,6 @@ def test_programs_scatter_nothing(small):
         text = programs.extend.as_text()
         assert "dynamic-update-slice" in text
         assert " scatter(" not in text
-
-
-def test_a_batch_is_one_upload(small, rng, monkeypatch):
-    """Results are asked for at once; nothing else crosses between host and device."""
-    import jax
-
-    batch = in_one_batch(random_ids(rng, 30), [random_ids(rng, 5)] * 3, LABELS)
-    run(small, batch)
-    uploads = []
-    for sizes, programs in list(small._programs.items()):
-
-        def noting(weights, pool, buffer, extend=programs.extend):
-            uploads.append((type(buffer), buffer.dtype))
-            return extend(weights, pool, buffer)
-
-        monkeypatch.setitem(
-            small._programs, sizes, dataclasses.replace(programs, extend=noting, labels=None)
-        )
-    with jax.transfer_guard_device_to_host("disallow"):
-        pending = small.extend(batch)
-    assert uploads == [(np.ndarray, np.int32)]
-    (part,) = pending
-    read = {id(array) for array in part.read()}
-    assert read == {id(part.rows.labels), id(part.rows.lse)}
-    small.collect(pending)
 
 
 def test_batches_with_many_pages_are_divided(small, rng, monkeypatch):

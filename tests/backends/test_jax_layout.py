@@ -15,7 +15,7 @@ from gpuscore.backends.jax.layout import (
 )
 from gpuscore.backends.jax.padding import padded
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots, visible_rows
-from support.batches import in_one_batch, int32, item_segments, random_batch
+from support.batches import int32, item_segments, random_batch
 
 PAGE, SLOTS = 4, 512
 SIZES = ProgramSizes(1024, 256, TileSizes(32, 16, 2, (256, 64)))
@@ -85,24 +85,6 @@ def test_prefixes_have_their_pages(seed):
         pages = batch.page_table[original, :count]
         assert tables.pages[first : first + count].tolist() == pages.tolist()
         assert (tables.pages[first + count : last] == pages[-1]).all()
-
-
-def test_tiles_and_blocks_of_a_workload():
-    """2,000 + 500 x 20 in tiles as the TPU's kernel has them, counted by hand."""
-    sizes = ProgramSizes(16384, 65536, TileSizes(256, 256, 4, (2048, 512)))
-    batch = in_one_batch([1] * 2000, [[1] * 20] * 500, [3])
-    tables = divided(padded(batch, sizes, 64, wanted=0), sizes)
-    numbers, bounds = tables.numbers, tables.every.bounds
-    for rows, counts in ((numbers.rows, [6, 0]), (numbers.scored, [0, 1])):
-        assert [count for _, count in product_tiles(int(rows[0]), sizes.tiling)] == counts
-    assert (int(numbers.runs[0]), int(bounds.request_stop.max())) == (0, 0)
-    blocks = bounds.own_stop - bounds.own_start
-    assert blocks[:8].tolist() == [1, 2, 3, 4, 5, 6, 7, 8], "the query, causally"
-    # Items see the eight blocks of the query, their own, and the one before if they began there.
-    starts = np.arange(8, 47) * 256
-    before = np.where((starts - 2000) % 20 != 0, 1, 0)
-    before[0] = 0  # the query's last block
-    assert blocks[8:47].tolist() == (8 + 1 + before).tolist()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -66,21 +66,6 @@ def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
         create_backend(plan)
 
 
-def test_the_number_of_pages_is_rounded(tiny_model, monkeypatch):
-    """A start with a little more or less free memory then has the same programs."""
-    directory, _ = tiny_model("qwen3")
-    plan = plan_backend(directory, ModelConfig(**ONE_PROGRAM))
-    page = plan.pages.page_bytes
-    plan = dataclasses.replace(plan, pages=dataclasses.replace(plan.pages, most=None, fraction=1.0))
-    counts = {plan.count_pages(page * pages, 0) for pages in range(1000, 1100)}
-    assert len(counts) <= 8
-    for pages in range(plan.pages.needed, 3000):
-        count = plan.count_pages(page * pages, 0)
-        assert plan.pages.needed <= count <= pages < count * 1.04
-    exact = dataclasses.replace(plan.pages, exact_bytes=1001 * page)
-    assert dataclasses.replace(plan, pages=exact).count_pages(page * 2000, 0) == 1001
-
-
 def test_the_cache_of_programs(tiny_model, tmp_path, monkeypatch):
     """The second start finds every program, although a little less memory is free."""
     import jax
@@ -155,16 +140,6 @@ def test_numbers_of_the_kernel_fit_scalar_memory(tiny_model, monkeypatch, tokens
     numbers += (tables.prefix_lens, tables.block_starts)
     assert sizes.tokens == tokens
     assert sum(table.nbytes for table in numbers) < 2**20 * 3 // 4
-
-
-@pytest.mark.parametrize(
-    ("kv", "dim", "width"), [(8, 128, 1024), (8, 64, 512), (1, 64, 128), (2, 96, 256), (3, 16, 128)]
-)
-def test_columns_of_heads(kv, dim, width):
-    from gpuscore.backends.jax.heads import Heads
-
-    assert Heads(kv, kv, dim, 128).width == width
-    assert Heads(kv, kv, dim, 1).width == kv * dim
 
 
 WIDE = 8209  # tokens; a prime number, so that no other size is a multiple of it

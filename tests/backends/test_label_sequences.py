@@ -17,7 +17,7 @@ TOLERANCE, VISIBLE = 1e-4, 1e-2
 # Mixed lengths, shared first tokens, a label that begins another, one that is there twice.
 LABELS = [[12, 7, 5], [12, 8], [9], [12], [3, 3, 3, 250, 8], [9], [12, 7, 399]]
 COUNTED = [2, 3, 4]
-SOME = ("qwen3", "gemma3")
+SOME = ("qwen3", "gemma3", "qwen3_5")
 
 
 @pytest.fixture

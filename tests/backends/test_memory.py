@@ -22,7 +22,6 @@ from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.decoder import shortened
 from gpuscore.backends.torch.devices import DeviceMemory
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.launcher import PlainLauncher
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -336,44 +335,3 @@ def test_arithmetic_of_a_device(monkeypatch):
     run = partial(state.update, free=1000 - 250 - 40, reserved=350, peak=400)
     assert memory.growth(run) == 340
     assert memory.free() == 710
-
-
-class CountedAllocator(SetMemory):
-    """Without CUDA: memory as torch's allocator reserves it for batches and graphs.
-
-    A batch's memory stays in the cache. A capture first returns the cache to the device, then takes
-    memory of its own, which no batch can use.
-    """
-
-    BATCH, GRAPH = 7 * MIB, 3 * MIB
-
-    def __init__(self):
-        super().__init__(2**40, None)
-        self.cached = self.graphs = self.peak = 0
-
-    def launch(self):
-        self.cached = self.BATCH
-        self.peak = max(self.peak, self.cached + self.graphs)
-
-    def capture(self):
-        self.cached, self.graphs = 0, self.GRAPH
-        self.peak = max(self.peak, self.graphs)
-
-    def growth(self, *parts):
-        self.cached = self.graphs = self.peak = 0
-        for part in parts:
-            part()
-        return self.peak
-
-
-def test_the_largest_batch_counts_together_with_the_memory_of_graphs(monkeypatch, backend_of):
-    memory, launch = CountedAllocator(), PlainLauncher.launch
-
-    def counted(self, batch):
-        memory.launch()
-        return launch(self, batch)
-
-    monkeypatch.setattr(PlainLauncher, "launch", counted)
-    monkeypatch.setattr(PlainLauncher, "capture_largest", lambda self: memory.capture())
-    backend_of(memory)
-    assert memory.peak == memory.BATCH + memory.GRAPH

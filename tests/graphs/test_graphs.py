@@ -4,7 +4,6 @@ stays within what was counted at start. Launches are counted, those of foreign T
 """
 
 import importlib.util
-import threading
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -162,29 +161,6 @@ def assert_captured_as_launched(graph, single):
     beside = single - graph
     assert beside.pop("upload") == beside.pop("download") == 1
     assert set(beside) <= {"triton label_logits_kernel", "aten::cat"}
-
-
-@pytest.mark.parametrize(
-    ("in_flight", "tokens", "by_caller"), [(0, 9, True), (1, 9, False), (0, 99, False)]
-)
-def test_a_graph_is_launched_by_its_caller_if_none_is_in_flight(in_flight, tokens, by_caller):
-    threads = []
-    with device() as (recorder, _), started(SMALL, SETTINGS, recorder) as start:
-        backend, launch = start.backend, start.backend.launcher.launch
-
-        def noted(batch):
-            threads.append(threading.current_thread() is threading.main_thread())
-            return launch(batch)
-
-        backend.warmup()
-        backend.launcher.launch = noted
-        for _ in range(2):  # collected batches are not in flight
-            large = [backend.extend(in_one_batch([], [[1] * 99], LABELS)) for _ in range(in_flight)]
-            for pending in large:
-                pending.result()  # launched by now
-            for pending in (*large, backend.extend(in_one_batch([], [[1] * tokens], LABELS))):
-                backend.collect(pending)
-    assert threads[in_flight :: in_flight + 1] == [by_caller] * 2
 
 
 def test_beside_a_graph_words_go_up_once_and_one_answer_comes_down():
