@@ -79,14 +79,6 @@ def test_a_template_that_cannot_be_used(tmp_path, capsys, template, message):
     assert error.rstrip("\n").isprintable()
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["parity"], ["parity", "compare"]])
-def test_help(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([*command, "--help"])
-    assert stop.value.code == 0
-    assert "usage: gpuscore" in capsys.readouterr().out
-
-
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])

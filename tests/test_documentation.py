@@ -14,9 +14,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from generate.__main__ import stale
-from generate.links import problems
-from generate.lists import problems as broken_lists
 
 from gpuscore.commands.cli import make_parser
 from gpuscore.config import CONFIGS
@@ -58,13 +55,6 @@ def test_the_reference_is_what_the_code_says():
     environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_pages_that_the_code_does_not_make_are_found(tmp_path):
-    for name, text in (("same.md", "a"), ("changed.md", "b"), ("old.md", "c")):
-        (tmp_path / name).write_text(text)
-    made = {"same.md": "a", "changed.md": "a", "new.md": "d"}
-    assert stale(tmp_path, made) == ["changed.md", "new.md", "old.md"]
 
 
 def text_of(name: str) -> str:
@@ -186,44 +176,6 @@ def test_make_targets_that_are_cited_exist():
     for page in (page for page in pages() if str(page.relative_to(ROOT)) not in HISTORY):
         for target in re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8")):
             assert target in targets, (page, target)
-
-
-def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):
-    (tmp_path / "a.html").write_text(
-        '<p id="here"><a href="b.html#there">1</a><a href="#here">2</a><a href="c.html">3</a>'
-        '<a href="b.html#gone">4</a><a href="../x.html">5</a><a href="https://example.org">6</a>'
-    )
-    (tmp_path / "b.html").write_text(
-        '<p id="there"><script src="https://example.org/a.js"></script><img src="no.svg">'
-    )
-    lines = [line.removeprefix(str(tmp_path.resolve())) for line in problems(tmp_path.resolve())]
-    assert lines == [
-        "/a.html: c.html: leads nowhere",
-        "/a.html: b.html#gone: there is no such anchor",
-        "/a.html: ../x.html: leads nowhere",
-        "/b.html: loads https://example.org/a.js from another host",
-        "/b.html: no.svg: leads nowhere",
-    ]
-
-
-def test_the_check_of_lists_finds_broken_ones(tmp_path):
-    docs, site = tmp_path / "docs", tmp_path / "site"
-    docs.mkdir()
-    site.mkdir()
-    (docs / "right.md").write_text("1. one\n2. two\n    - inner\n\n```\n- code\n```\n")
-    (site / "right.html").write_text(
-        "<nav><li></nav><article><ol><li>one<li>two<ul><li>inner</ul></ol></article>"
-    )
-    (docs / "wrong.md").write_text(
-        "1. one\n\n    More of it.\n2. two\n\nThe default is\n16. More.\n"
-    )
-    (site / "wrong.html").write_text(
-        "<article><ol><li>one<p>More of it. 2. two</ol>The default is 16. More.</article>"
-    )
-    assert list(broken_lists(docs, site)) == [
-        f"{docs / 'wrong.md'}: a list begins with 16",
-        f"{docs / 'wrong.md'}: 3 list items in the text, 1 in the site",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,3 @@ def test_no_recipe_calls_pip_by_itself():
     assert RECIPES.count("$(PYTHON) -m venv") == 1
     for said in re.findall(r"\$\(PIP\) '([^']*)'", RECIPES):
         assert re.search(r": .*(seconds|minutes?)( or two)?$", said), said
-
-
-def test_the_slowest_tests_are_printed():
-    (line,) = re.findall(r"^PYTEST := (.*\\\n.*)$", RECIPES, re.MULTILINE)
-    assert "--durations 10" in line

@@ -5,7 +5,6 @@ import numpy as np
 from gpuscore.types.batch import (
     Prefix,
     Segment,
-    lineage,
     pack,
     page_slots,
     prefix_slots,
@@ -88,22 +87,6 @@ def test_the_mask_rule_by_hand():
     ]
     assert prefix_slots(batch, 0, page_size=2).tolist() == [10, 11, 4]
     assert prefix_slots(batch, 1, page_size=2).tolist() == []
-
-
-def test_random_batches_hold_trees_in_preorder():
-    """Each segment follows its parent or a descendant of it."""
-    depths = set()
-    for seed in range(30):
-        batch = random_batch(np.random.default_rng(seed), 4096, 16)
-        for segment, parent in enumerate(batch.parent.tolist()):
-            above = lineage(batch, segment)
-            depths.add(len(above))
-            assert above[-1:] == ([parent] if parent >= 0 else [])
-            assert segment == 0 or parent in (-1, segment - 1, *lineage(batch, segment - 1))
-            seen = sum(batch.cu_seqlens[s + 1] - batch.cu_seqlens[s] for s in above)
-            start = batch.positions[batch.cu_seqlens[segment]]
-            assert start == batch.prefix_lens[batch.request_of[segment]] + seen
-    assert {0, 1, 2, 3, 4} <= depths
 
 
 def test_the_mask_rule_row_by_row():

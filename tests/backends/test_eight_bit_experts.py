@@ -6,13 +6,11 @@ import shutil
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import Mixture
@@ -33,7 +31,6 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized import quantize_rows
 from gpuscore_kernels.reference import gated
 from support.eight_bits import needs_int8
-from support.models import random_ids
 from support.quantized import FOLDER
 
 pytestmark = needs_int8
@@ -150,16 +147,6 @@ def test_the_router_is_not_quantised():
         assert isinstance(layer, PackedLinear)
     stored = load_file(directory / "model.safetensors")["model.layers.0.mlp.gate.weight"]
     assert torch.equal(mixtures[0].router, stored.float())
-
-
-def test_deterministic_items_have_the_same_bits_alone():
-    rng = np.random.default_rng(1)
-    query, items = random_ids(rng, 40), [random_ids(rng, count) for count in (1, 30, 7, 12)]
-    ids = {"label_token_ids": [3, 9], "logprobs": True}
-    with Scorer(str(FOLDER / "qwen3-moe-int8"), device="cpu", deterministic=True) as scorer:
-        together = scorer.score(query, items, **ids).logprobs
-        alone = [scorer.score(query, [item], **ids).logprobs[0] for item in items]
-    assert np.array_equal(together, np.stack(alone))
 
 
 def test_memory_of_the_weights():

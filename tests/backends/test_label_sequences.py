@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.engine import jobs
 from gpuscore.engine.plan import plan_items
-from gpuscore.types import request
 from gpuscore.types.request import LabelTrie
 from support.backends import JAX_FAMILIES, needs_jax
 from support.models import FAMILIES, random_ids, reference_logprobs
@@ -145,10 +143,9 @@ def worst_error(tiny_model):
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (3, 9)]
     expected = continuations(model, [query + item for item in items])
-    mass = np.exp(expected[:, COUNTED]).sum(axis=1)
     with Scorer(str(directory), max_batch_tokens=64) as scorer:
         result = scorer.score(query, items, label_sequences=LABELS, logprobs=True)
-    return np.abs(result.logprobs - expected).max(), np.abs(result.label_mass - mass).max()
+    return np.abs(result.logprobs - expected).max()
 
 
 def a_sibling_leaks(monkeypatch):
@@ -162,32 +159,6 @@ def a_sibling_leaks(monkeypatch):
     monkeypatch.setattr("gpuscore.engine.engine.plan_items", shifted)
 
 
-def a_first_token_is_scored_from_the_wrong_row(monkeypatch):
-    """The row before an item's last one gives the distribution of the first tokens."""
-
-    def earlier(*args, **options):
-        batch = pack(*args, **options)
-        ends = batch.cu_seqlens[1:]
-        own = np.diff(batch.cu_seqlens)[np.searchsorted(ends, batch.score_rows, side="right")]
-        rows = np.where(own > 1, batch.score_rows - 1, batch.score_rows)
-        return replace(batch, score_rows=rows.astype(np.int32))
-
-    pack = jobs.pack_columns
-    monkeypatch.setattr(jobs, "pack_columns", earlier)
-
-
-def a_node_is_at_the_items_position(monkeypatch):
-    def unmoved(*args, **options):
-        batch = pack(*args, **options)
-        single = np.diff(batch.cu_seqlens) == 1
-        starts = batch.cu_seqlens[:-1][single & (batch.parent >= 0)]
-        batch.positions[starts] *= 2
-        return batch
-
-    pack = jobs.pack_columns
-    monkeypatch.setattr(jobs, "pack_columns", unmoved)
-
-
 def one_token_is_not_added(monkeypatch):
     def shorter(trie, logprobs):
         first = np.cumsum(trie.lengths) - trie.lengths
@@ -197,26 +168,17 @@ def one_token_is_not_added(monkeypatch):
 
 
 def test_without_a_defect(tiny_model):
-    assert max(worst_error(tiny_model)) < TOLERANCE
+    assert worst_error(tiny_model) < TOLERANCE
 
 
 @pytest.mark.parametrize(
     "plant",
     [
         a_sibling_leaks,
-        a_first_token_is_scored_from_the_wrong_row,
-        a_node_is_at_the_items_position,
         one_token_is_not_added,
     ],
     ids=lambda plant: plant.__name__,
 )
 def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
     plant(monkeypatch)
-    assert worst_error(tiny_model)[0] > VISIBLE
-
-
-def test_a_beginning_that_counts_twice_is_visible(tiny_model, monkeypatch):
-    monkeypatch.setattr(request, "_shortest", lambda sequences: [*range(len(sequences))])
-    logprobs, mass = worst_error(tiny_model)
-    assert logprobs < TOLERANCE
-    assert mass > 10 * TOLERANCE
+    assert worst_error(tiny_model) > VISIBLE

@@ -16,7 +16,6 @@ from gpuscore.backends.torch.delta_net.layer import LinearPass
 from gpuscore.backends.torch.delta_net.layout import lay_out_states
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
-from gpuscore.engine.states import StateSlots
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots, visible_rows
 from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
 from support.linear_layers import NET, compare, drawn, on_torch, with_states
@@ -188,44 +187,11 @@ def a_state_leaks_to_a_sibling(monkeypatch):
     changed(monkeypatch, layer, "lay_out_states", chained)
 
 
-def items_begin_without_a_state(monkeypatch):
-    def rootless(make):
-        def tables(*args):
-            made = make(*args)
-            made.walks[made.walks[:, 2] < -1, 2] = -1
-            return made
-
-        return tables
-
-    changed(monkeypatch, layer, "lay_out_states", rootless)
-
-
 def the_decay_is_dropped(monkeypatch):
     def dropped(run):
         return lambda linear, index, w, x: run(linear, index, replace(w, decay=w.decay * 0), x)
 
     changed(monkeypatch, LinearPass, "run", dropped)
-
-
-def the_strength_is_dropped(monkeypatch):
-    def dropped(run):
-        def rule(convolved, gates, decay, *rest):
-            strength, step = gates.tensor_split(2, dim=1)
-            return run(convolved, torch.cat((strength * 0, step), dim=1), decay, *rest)
-
-        return rule
-
-    changed(monkeypatch, layer, "delta_rule", dropped)
-
-
-def the_convolution_has_the_wrong_requests_tail(monkeypatch):
-    """A row sees the kept rows in another order, as another request's."""
-    changed(
-        monkeypatch,
-        layer,
-        "convolve",
-        lambda run: lambda mixed, tails, *rest: run(mixed, tails.roll(1, 0), *rest),
-    )
 
 
 def the_convolution_does_not_see_the_parent(monkeypatch):
@@ -251,61 +217,11 @@ def a_chunk_keeps_the_state_before_its_last_row(monkeypatch):
     changed(monkeypatch, jobs.Job, "kept_states", early)
 
 
-def a_long_item_begins_at_the_querys_end(monkeypatch):
-    """It computes the rest of the query again, so that its tokens would count twice."""
-    changed(
-        monkeypatch,
-        jobs,
-        "_state_before",
-        lambda before: (
-            lambda job, base, start: (
-                job.states.query if base and not start else before(job, base, start)
-            )
-        ),
-    )
-
-
-def pages_without_a_state_are_used(monkeypatch):
-    """A query's cached pages are used up to the last one, with an earlier state."""
-
-    def all_of_them(find):
-        def find_all(slots, keys, pages):
-            count, slot = find(slots, keys, pages)
-            return (pages if slot >= 0 else count), slot
-
-        return find_all
-
-    changed(monkeypatch, StateSlots, "find_last", all_of_them)
-
-
-def the_head_is_rotated_whole(monkeypatch):
-    from gpuscore.backends.torch import decoder
-
-    changed(
-        monkeypatch,
-        decoder,
-        "inverse_frequencies",
-        lambda make: lambda rope, rotated, size, device: make(rope, size, size, device),
-    )
-
-
-def the_output_has_no_gate(monkeypatch):
-    from gpuscore.backends.torch.decoder import Decoder
-
-    changed(monkeypatch, Decoder, "_after", lambda after: lambda *a: after(*a[:5]))
-
-
 PLANTS = (
     a_state_leaks_to_a_sibling,
-    items_begin_without_a_state,
     the_decay_is_dropped,
-    the_strength_is_dropped,
-    the_convolution_has_the_wrong_requests_tail,
     the_convolution_does_not_see_the_parent,
     a_chunk_keeps_the_state_before_its_last_row,
-    a_long_item_begins_at_the_querys_end,
-    the_head_is_rotated_whole,
-    the_output_has_no_gate,
 )
 
 

@@ -56,7 +56,6 @@ def load(directory, **options):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architectures is .*GPT2.*; supported: Gemma2"),
         ({"architectures": None}, "architectures is None; supported"),
         (
             {"quantization_config": {"bits": 4}},
@@ -75,13 +74,10 @@ def load(directory, **options):
             "logits_scaling is 6; supported: powers of two",
         ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longr"),
         (
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
             "factor must be a positive",
         ),
-        ({"rope_parameters": {"a": {"rope_type": "default"}}}, "rope_parameters must be one flat"),
         (
             {"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}},
             "rope_type is 'su'",
@@ -95,11 +91,8 @@ def load(directory, **options):
         ({"layer_types": ["linear_attention"] * 3}, "layer_types is .*linear_attention"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types is .*; supported: 3 entries"),
         ({"use_sliding_window": True, "max_window_layers": "1", "layer_types": None}, "found '1'"),
-        ({"dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; supported: bfloat16"),
         ({"hidden_size": None}, "hidden_size must be a positive integer, found None"),
-        ({"hidden_size": "48"}, "hidden_size must be a positive integer, found '48'"),
         ({"rms_norm_eps": True}, "rms_norm_eps must be a positive number"),
-        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads 3"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
     ],
 )
@@ -158,48 +151,19 @@ def test_cuda_without_a_device_is_refused(copy):
         plan_backend(copy(), ModelConfig(device="cuda"))
 
 
-def test_files_that_are_missing_or_broken(copy, tmp_path):
-    with pytest.raises(ConfigError, match="no config.json"):
-        plan_backend(tmp_path, ModelConfig())
+def test_weights_of_another_format_are_refused(copy):
     directory = copy()
-    (directory / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="not valid JSON"):
-        plan_backend(directory, ModelConfig())
-    directory = copy()
-    weights = directory / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match="cannot be read as safetensors"):
-        load(directory)
-    weights.unlink()
-    (directory / "pytorch_model.bin").write_bytes(b"")
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="supported: safetensors"):
         load(directory)
-    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}')
-    with pytest.raises(ConfigError, match="not a file of"):
-        load(directory)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t.pop("model.norm.weight"), "no tensor model.norm.weight"),
-        (lambda t: t.update({"model.layers.0.extra": torch.ones(1)}), "1 tensors that Qwen3For"),
-        (lambda t: t.update({"model.norm.weight": torch.ones(47)}), "shape .47., config.json asks"),
-        (lambda t: t["lm_head.weight"].fill_(torch.nan), "lm_head.weight holds NaN"),
-        (lambda t: t.update({"model.norm.weight": torch.ones(48).int()}), "is I32"),
-        (lambda t: t["model.norm.weight"].fill_(1e6), None),
-    ],
-)
-def test_weights(copy, change, message):
+def test_weights_that_overflow_in_the_chosen_dtype_are_refused(copy):
     directory = copy()
-    edit_weights(directory, change)
-    if message is None:
-        load(directory)
-        with pytest.raises(ConfigError, match="infinity in torch.float16"):
-            load(directory, dtype="float16")
-        return
-    with pytest.raises(ConfigError, match=message):
-        load(directory)
+    edit_weights(directory, lambda t: t["model.norm.weight"].fill_(1e6))
+    load(directory)
+    with pytest.raises(ConfigError, match="infinity in torch.float16"):
+        load(directory, dtype="float16")
 
 
 def test_shards_and_the_hubs_older_rope_fields(copy, tiny_model):

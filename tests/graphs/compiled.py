@@ -33,7 +33,6 @@ from support.batches import in_one_batch
 from support.model_configs import LLAMA_1B, LLAMA_8B, QWEN3_06B, QWEN35_08B
 
 SHARED = {80: 163, 89: 99, 90: 227, 120: 99}  # KiB of shared memory that a block may have
-WARPS = {80: 64, 89: 48, 90: 64, 120: 48}  # that a multiprocessor holds
 SMALL = {"num_hidden_layers": 4, "max_position_embeddings": 1024}
 GEMMA = {
     "architectures": ["Gemma2ForCausalLM"],
@@ -115,17 +114,6 @@ def stack_allowed(request: Request, arch: int) -> int:
     return 128 if constants["D"] == 256 and arch == 90 else 0  # and a tenth faster so
 
 
-def blocks_held(arch: int, warps: int, registers: int, shared: int) -> int:
-    """Return how many blocks a multiprocessor holds, by CUDA's occupancy calculator.
-
-    Registers are given to four warps at a time, in pieces of 8 for a thread, and each block takes
-    1 KiB of shared memory for CUDA.
-    """
-    of_registers = 2**16 // (-(-registers // 8) * 8 * 32) // 4 * 4 // warps
-    of_shared = (SHARED[arch] + 1) * 1024 // (shared + 1024)
-    return min(WARPS[arch] // warps, WARPS[arch] // 2, of_registers, of_shared)
-
-
 CHOSEN: list[tuple[str, Request, int]] = []  # of all forked processes
 
 
@@ -147,9 +135,7 @@ def checked(number: int) -> tuple[str, bool]:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(x) for x in re.findall(r"REG:(\d+) STACK:(\d+)", said)[0])
     shared, allowed = made.metadata.shared, stack_allowed(request, arch)
-    warps = request.options["num_warps"]
-    line += f"{registers} registers, {stack} B stack, {shared} B shared, "
-    line += f"{warps * blocks_held(arch, warps, registers, shared)} of {WARPS[arch]} warps"
+    line += f"{registers} registers, {stack} B stack, {shared} B shared"
     if stack <= allowed and shared <= SHARED[arch] * 1024:
         return line, True
     return f"{line}: FAILED, allowed are {allowed} B stack, {SHARED[arch]} KiB shared", False

@@ -21,15 +21,6 @@ PYTHONS = {
 }
 
 
-def test_blocks_of_a_multiprocessor_by_nvidias_table():
-    from graphs.compiled import blocks_held
-
-    assert blocks_held(89, 8, 40, 0) == 6, "1,536 threads"
-    assert blocks_held(89, 8, 81, 0) == 2, "65,536 registers, in pieces of 8 for a thread"
-    assert blocks_held(89, 2, 48, 0) == 20, "four warps at a time"
-    assert blocks_held(90, 4, 168, 90 * 1024) == 2, "228 KiB"
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton, which is for Linux"
 )

@@ -1,7 +1,6 @@
 """Promise: tile tables hold every (row, key) pair that the mask rule makes visible, exactly
 once."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,18 +12,15 @@ from gpuscore_kernels.extend_attention.config import config_of
 from gpuscore_kernels.extend_attention.table import (
     BATCH_ROW,
     FIRST_ROW,
-    KEY_START,
     MASKED_AFTER,
     MASKED_END,
     MASKED_START,
     NUM_PACKED,
     OWN,
-    OWN_BASE,
     POOL_END,
     POOL_START,
     POSITION,
     QUERY_ROW,
-    ROW_START,
     SHARED,
     TileShape,
 )
@@ -166,24 +162,6 @@ def query_and_items(prefix, query, items, page=PAGE):
     )
 
 
-def chain(lengths):
-    """Return a batch of segments that continue each other."""
-    starts = np.cumsum([0, *lengths]).tolist()
-    segments = [
-        Segment(int32(range(length)), start, 0, parent=index - 1, label_ids=int32([1]))
-        for index, (length, start) in enumerate(zip(lengths, starts, strict=False))
-    ]
-    return pack(segments, [Prefix(0, int32([]))])
-
-
-def beside(lengths):
-    """Return a batch of segments of one request that do not see each other."""
-    segments = [
-        Segment(int32(range(n)), 0, 0, label_ids=int32([1]) if n else None) for n in lengths
-    ]
-    return pack(segments, [Prefix(0, int32([]))])
-
-
 @pytest.mark.parametrize(("prefix", "query", "items"), EDGES)
 @pytest.mark.parametrize("window", [None, 16, 20])
 def test_edges(prefix, query, items, window):
@@ -245,8 +223,6 @@ def test_no_rows():
 def test_what_all_see_is_full():
     """With a long query beside many items nearly all columns are full tiles."""
     shape = TileShape(rows=64, keys=64, own=32)
-    batch = query_and_items(0, 1000, [])
-    batch = replace(batch, parent=batch.parent)
     layout = layout_of(query_and_items(0, 1000, [20] * 50), PAGE)._replace(page_size=64)
     table = build_tiles(layout, shape)
     full = table.tiles[:, NUM_PACKED].sum() * 64
@@ -263,76 +239,8 @@ def test_prefix_pages_are_shared_by_all_tiles():
     assert (table.tiles[:, POOL_END] == 4).all()
 
 
-@pytest.mark.parametrize("window", [None, 40])
-def test_tiles_of_a_row_do_not_depend_on_neighbours(window):
-    """If masked tiles are as wide as full ones, a row's keys are summed in the same groups and
-    order: alone or with others, with the query cached or beside the item."""
-    shape, item = TileShape(6, 16, 16, is_steady=True), 21
-    alone = query_and_items(0, 48, [item])
-    crowd = query_and_items(0, 48, [4, 9, item, 2, 30])
-    cached = query_and_items(48, 0, [2, item])
-    sums = [
-        columns_of(
-            build_tiles(layout_of(batch, PAGE), shape, window=window), batch.cu_seqlens[segment]
-        )
-        for batch, segment in ((alone, 1), (crowd, 3), (cached, 1))
-    ]
-    assert sums[0] == sums[1] == sums[2]
-
-
-def columns_of(table, first_row):
-    """Return, per position of a segment, its visible keys' positions within each tile, in order."""
-    result = {}
-    for tile in table.tiles:
-        rows = table.rows[:, tile[ROW_START] : tile[ROW_START] + tile[1]]
-        for row in rows.T:
-            if row[FIRST_ROW] == first_row:
-                result[int(row[POSITION])] = positions_in_order(table, tile, row)
-    return result
-
-
-def positions_in_order(table, tile, row):
-    edge = row[POSITION] - (table.window or 10**9)
-
-    def masked(begin, end):
-        for _, count, first, whose, _ in table.masked[begin:end]:
-            position = first + row[POSITION] - row[BATCH_ROW] if whose == OWN else first
-            seen = [
-                (c, int(position) + c)
-                for c in range(count)
-                if sees(row, first + c, whose, table.window)
-            ]
-            if seen:
-                yield seen
-
-    def full():
-        # Full tiles hold no edges of windows or segments: positions count on from the keys before.
-        count = tile[POOL_END] - tile[POOL_START] + tile[NUM_PACKED]
-        before = list(masked(tile[MASKED_START], tile[MASKED_AFTER]))
-        first = before[-1][-1][1] + 1 if before else -(-max(edge + 1, 0) // 16) * 16
-        for i in range(count):
-            yield [(c, int(first + 16 * i + c)) for c in range(16)]
-
-    return [
-        *masked(tile[MASKED_START], tile[MASKED_AFTER]),
-        *full(),
-        *masked(tile[MASKED_AFTER], tile[MASKED_END]),
-    ]
-
-
 def test_tiles_that_cross_pages_are_refused():
     layout = layout_of(query_and_items(5, 7, [2]), PAGE)
     for shape in (TileShape(4, 32, 16), TileShape(4, 12, 4), TileShape(4, 16, 5)):
         with pytest.raises(ValueError, match="does not fit pages of 16"):
             build_tiles(layout, shape)
-
-
-@pytest.mark.parametrize("column", [KEY_START, NUM_PACKED, OWN_BASE])
-def test_a_defect_is_seen(column):
-    """The comparison of this file fails for a table that is off by one."""
-    batch = query_and_items(16, 40, [2, 50])
-    table = build_tiles(layout_of(batch, PAGE), TileShape(8, 16, 4))
-    rows = range(batch.num_tokens)
-    assert holds(table, batch, rows, None)
-    (table.masked if column == KEY_START else table.tiles)[:, column] += 1
-    assert not holds(table, batch, rows, None)

@@ -275,31 +275,17 @@ def _configs() -> dict[str, Case]:
         "config-missing": Case("plain", without("config.json"), ("has no config.json",)),
         "config-empty": raw("", "not valid JSON"),
         "config-list": raw("[]", "must be a JSON object"),
-        "config-null": raw("null", "must be a JSON object"),
-        "config-nothing-in-it": raw("{}", "architectures is None"),
         "config-large": Case("plain", large("config.json", 2**26), ("bytes; supported: at most",)),
         "infinity": raw('{"rms_norm_eps": Infinity}', "Infinity", "finite"),
-        "nan": raw('{"rms_norm_eps": NaN}', "NaN", "finite"),
-        "over-every-float": raw('{"rms_norm_eps": 1e999}', "1e999", "finite"),
         "digits": raw('{"hidden_size": ' + "9" * 10_000 + "}", "not valid JSON", "digits"),
         "eps-large": case("rms_norm_eps is 1e+30; supported: 1e-15 to 1", rms_norm_eps=1e30),
-        "eps-negative": case("rms_norm_eps must be a positive number", rms_norm_eps=-1e-6),
         "theta-tiny": case(
             "rope_theta is 1e-300", rope_parameters={"rope_type": "default", "rope_theta": 1e-300}
         ),
-        "sizes-0": case("hidden_size must be a positive integer", hidden_size=0),
         "sizes-text": case("num_hidden_layers must be a positive", num_hidden_layers="3"),
-        "sizes-list": case("vocab_size must be a positive integer", vocab_size=[400]),
         "heads": case("must be a multiple of", num_key_value_heads=3),
-        "architectures-nested": case("architectures is", architectures=[["Qwen3ForCausalLM"]]),
         "architecture-unknown": case("architectures is", architectures=["GPT2LMHeadModel"]),
-        "model-type": case("model_type is 'mistral'", model_type="mistral"),
-        "two-ropes": case("rope_parameters and rope_scaling differ", rope_scaling=YARN),
         "longrope": case("rope_type is 'longrope'", rope_scaling=YARN | {"rope_type": "longrope"}),
-        "two-ropes-differ": case(
-            "rope_parameters and rope_scaling differ",
-            rope_scaling={"rope_type": "linear", "factor": 2.0},
-        ),
         "rope-list": case("rope_parameters must be one flat object", rope_parameters=[1]),
         "rope-key": case(
             "has 'mrope_section'",
@@ -318,32 +304,19 @@ def _configs() -> dict[str, Case]:
             },
         ),
         "unknown-key": case("'residual_gain' is 2.0, a key that Qwen3For", residual_gain=2.0),
-        "unknown-false": case("'use_rope' is False, a key that", use_rope=False),
         "per-layer": case("per_layer_config is a value", per_layer_config={"1": {"skip": ["mlp"]}}),
         "quantised": case("quantization_config", quantization_config={"bits": 4}),
         "other-weights": case("transformers_weights is 'x'", transformers_weights="x"),
-        "not-causal": case("is_causal is None", is_causal=None),
         "activation": case("hidden_act is 'relu'", hidden_act="relu"),
         "layer-types": case("layer_types is", layer_types=[[], [], []]),
-        "window-layers": case(
-            "layer_types is",
-            "LlamaForCausalLM",
-            base="llama",
-            layer_types=["sliding_attention"] * 3,
-        ),
         "dtype": case("dtype is 'int8'", dtype="int8"),
-        "dtype-list": case("dtype is ['float32']", dtype=["float32"]),
-        "dense-layers": case("mlp_only_layers must be a list", base="moe", mlp_only_layers=5),
-        "experts": case("num_experts is", base="moe", num_experts=10**9),
         "experts-more": case("asks for [4096, 48]", "mlp.gate", base="moe", num_local_experts=4096),
         "classes-huge": case(
             "num_labels is 1000000000", base="classes", id2label=None, num_labels=10**9
         ),
-        "classes-list": case("id2label must be", base="classes", id2label=["a", "b"]),
         "classes-more": case(
             "score.weight has shape", base="classes", id2label={"0": "a", "1": "b"}
         ),
-        "classes-text": case("num_labels must be", base="classes", id2label=None, num_labels="2"),
     }
 
 
@@ -362,8 +335,6 @@ def _checkpoints() -> dict[str, Case]:
         "weights-missing": case(without("model.safetensors"), "has neither model.safetensors"),
         "weights-empty": case(text("model.safetensors", b""), "cannot be read as safetensors"),
         "weights-truncated": case(cut("model.safetensors", 5000), "cannot be read as safetensors"),
-        "weights-half": case(cut("model.safetensors", 50_000), "cannot be read as safetensors"),
-        "weights-text": case(text("model.safetensors", "version https://x"), "as safetensors"),
         "header-absurd": case(
             text("model.safetensors", struct.pack("<Q", 2**62) + b"{}"), "as safetensors"
         ),
@@ -415,9 +386,7 @@ def _tokenizers() -> dict[str, Case]:
     declared = {"content": "<s>", "lstrip": True, "rstrip": False, "single_word": False}
     return {
         "tokenizer-truncated": case(cut("tokenizer.json", 3000), "cannot be read as a tokenizer"),
-        "tokenizer-empty": case(text("tokenizer.json", "{}"), "cannot be read as a tokenizer"),
         "tokenizer-nested": case(text("tokenizer.json", NESTED), "cannot be read as a tokenizer"),
-        "tokenizer-lists": case(text("tokenizer.json", "[" * DEEP), "be read as a tokenizer"),
         "tokenizer-model": case(state(model={"type": "?"}), "cannot be read as a tokenizer"),
         "tokenizer-regex": case(
             state(
@@ -466,8 +435,6 @@ def _prompts() -> dict[str, Case]:
         "template-loops": case(LOOPS, too_long),
         "template-repeats": case("{{ 'a' * 10**10 }}", "MiB of memory"),
         "template-range": case("{{ range(10**9) }}", "ange"),
-        "template-format": case("{{ '%1000000000s' % 'x' }}", "MiB of memory"),
-        "template-center": case("{{ 'x' | center(10**9) }}", "MiB of memory"),
         "template-grows": case(GROWS, "MiB of memory"),
         "template-power": case("{{ 10 ** (10 ** 9) }}", too_long),
         "template-itself": case("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself"),
@@ -488,12 +455,9 @@ def _prompts() -> dict[str, Case]:
             ("chat_template must be a text",),
         ),
         "modules-object": sentence(text("modules.json", "{}"), "modules.json must be a list"),
-        "modules-numbers": sentence(text("modules.json", "[1]"), "must be a JSON object, found 1"),
         "module-elsewhere": sentence(module(path="../x"), "path is '../x'"),
-        "module-no-path": sentence(module(path=None), "path is None"),
         "score-missing": sentence(without("1_LogitScore/config.json"), "config.json is missing"),
         "score-text": sentence(score(true_token_id="yes"), "true_token_id must be the id"),
-        "score-none": sentence(score(true_token_id=None), "true_token_id must be the id"),
         "score-negative": sentence(score(false_token_id=-1), "false_token_id must be the id"),
         "prompts-list": sentence(
             text("config_sentence_transformers.json", '{"prompts": [1]}'), "prompts must be"

@@ -1,15 +1,9 @@
-"""Helpers for the tests of Triton kernels: the device, comparison, planted defects."""
+"""Helpers for the tests of Triton kernels: the device, comparison."""
 
-import importlib.util
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -50,44 +44,3 @@ def assert_near(
     if expected.numel():
         error = (got.double() - expected.double()).norm() / expected.double().norm()
         assert error <= (most or TOLERANCE[dtype]), f"relative error {error:.2e}"
-
-
-@contextmanager
-def planted(
-    monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
-    old: str,
-    new: str,
-    folder: Path,
-    users: Sequence[ModuleType] = (),
-) -> Iterator[None]:
-    """Replace a kernel's module by one in whose source `old` is replaced by `new`.
-
-    Args:
-        users: other modules, whose names from that module are replaced, too.
-    """
-    source = Path(str(module.__file__)).read_text()
-    assert source.count(old) >= 1, f"{module.__name__} does not hold {old!r}"
-    path = folder / "triton_with_a_defect.py"
-    path.write_text(source.replace(old, new))
-    spec = importlib.util.spec_from_file_location(module.__name__, path)
-    assert spec is not None
-    assert spec.loader is not None
-    changed = importlib.util.module_from_spec(spec)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, module.__name__, changed)  # dataclasses look it up there
-        spec.loader.exec_module(changed)
-        package = sys.modules[module.__name__.rpartition(".")[0]]
-        patch.setattr(package, "triton", changed, raising=False)
-        for user in users:
-            for name, value in vars(user).copy().items():
-                if vars(module).get(name) is value and name in vars(changed):
-                    patch.setattr(user, name, vars(changed)[name])
-        yield
-
-
-def choose_anew(patch: pytest.MonkeyPatch, module: ModuleType) -> None:
-    """Let a kernel's module make its launches again, which have no code yet, until `patch` ends."""
-    from gpuscore_kernels.cached_launch import chosen_once
-
-    patch.setattr(module, "_launch", chosen_once(module._launch.__wrapped__))

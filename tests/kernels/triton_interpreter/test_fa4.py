@@ -20,13 +20,12 @@ from gpuscore.backends.torch.layers import norm_and_rotate
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import prefix_slots, visible_rows
-from gpuscore_kernels import hopper
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.reference import QkvHeads
 from support.attention_inputs import heads_alone, requests
 from support.batches import random_batch
 from support.fa4_stand_in import kernel
-from support.kernels import DEVICE, INTERPRETED, in_triton, planted
+from support.kernels import DEVICE, INTERPRETED, in_triton
 from support.poison import check_neighbours, poisoned
 from support.slow import slow
 
@@ -215,35 +214,6 @@ def test_a_block_that_all_rows_see_needs_no_rule():
     some = [sum(part.any() for part in of_tile) for of_tile in parts]
     np.testing.assert_array_equal(full_count.cpu(), whole)
     np.testing.assert_array_equal(some_count.cpu(), np.subtract(some, whole))
-
-
-DEFECTS = [
-    (fa4, "np.maximum.at(behind, above[below], ends[below])", "pass"),
-    (fa4, "np.arange(batch.num_tokens), behind", "np.arange(batch.num_tokens) + 1, behind"),
-    (fa4, "batch.score_rows + 1", "batch.score_rows"),
-    (fa4, "bounds[run + 1]]", "bounds[run + 1] - 1]"),
-    (fa4, "pages[request[first[run]], page]", "pages[request[first[run]] - 1, page]"),
-    (fa4, "slots[used : used + KEYS] = ZEROS", "slots[used : used + KEYS] = UNUSED"),
-    (fa4, "= NEVER, 0", "= 0, NEVER"),
-    (hopper, "begin <= first", "begin < behind"),
-    (hopper, "(end > first)", "(end > behind)"),
-    (hopper, "end >= behind", "end > first"),
-    (hopper, ".any(2)", ".all(2)"),
-    (hopper, ".all(2)", ".any(2)"),
-    (hopper, "descending=True, ", ""),
-]
-
-
-RED = AssertionError, IndexError  # a wrong score, a place outside
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="the stand-in names what it is given")
-@pytest.mark.parametrize(("module", "old", "new"), DEFECTS)
-def test_a_defect_is_visible(module, old, new, monkeypatch, tmp_path):
-    users = (fa4,)
-    batch = list(batches())[3]
-    with planted(monkeypatch, module, old, new, tmp_path, users), pytest.raises(RED):
-        Layer(2).checked(batch)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a small model's heads are too small")

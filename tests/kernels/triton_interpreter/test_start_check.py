@@ -1,4 +1,4 @@
-"""Promise: Triton's kernels pass the check at start, which refuses one with a planted defect."""
+"""Promise: Triton's kernels pass the check at start, which refuses one that computes too much."""
 
 import importlib
 
@@ -10,7 +10,7 @@ from gpuscore.backends.common import start_check
 from gpuscore.backends.common.start_check import Tree
 from gpuscore.backends.torch import backend
 from gpuscore.errors import ConfigError
-from support.kernels import INTERPRETED, in_triton, planted
+from support.kernels import INTERPRETED, in_triton
 from support.slow import slow
 
 FEW = Tree((3, 1, 4, 1), (-1, 0, 0, 2)), Tree((18, 2), (-1, 0))
@@ -47,40 +47,13 @@ def test_right_kernels_are_accepted(start, family, dtype):
         start(family, dtype)
 
 
-# A kernel's folder, what stands in its source, and what stands there instead.
-ONE_TILE_SHORT = (
-    "extend_attention",
-    "range(pool_begin, pool_end)",
-    "range(pool_begin + 1, pool_end)",
-)
-WRONG_MASK = ("extend_attention", "tl.where(own, first_row, others)", "tl.where(own, 0, others)")
-SWAPPED_HEADS = (
-    "qk_norm_rope_store",
-    "put(q + row * (HEADS * 2 * HALF) + place,",
-    "put(q + row * (HEADS * 2 * HALF) + (HEADS - 1 - head)[:, None] * (2 * HALF),",
-)
-WRITES_NOTHING = ("gated", "mask=inside)\n", "mask=inside & (row < 0))\n")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "defect",
-    [ONE_TILE_SHORT, WRONG_MASK, SWAPPED_HEADS, WRITES_NOTHING],
-    ids=["one tile short", "wrong mask", "swapped heads", "writes nothing"],
-)
-def test_a_defect_is_refused(start, monkeypatch, tmp_path, defect, dtype):
-    folder, old, new = defect
-    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
-    refused = pytest.raises(ConfigError, match=r"--attention triton with --kernels triton computes")
-    with planted(monkeypatch, module, old, new, tmp_path), refused:
-        start("qwen3", dtype)
-
-
 @pytest.mark.parametrize(
     ("folder", "name", "family"),
     [
         ("label_head", "vocab_statistics", "qwen3"),
+        ("extend_attention", "launch", "qwen3"),
         *slow(
+            ("qk_norm_rope_store", "qk_norm_rope_store", "qwen3"),
             ("add_rms_norm", "add_rms_norm", "qwen3"),
             ("gated", "gated", "qwen3"),
             ("delta_net", "delta_rule", "qwen3_5"),
