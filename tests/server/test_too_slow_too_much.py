@@ -206,8 +206,9 @@ class TestMemoryAndBugs:
             assert retry_after(reply) >= 1
         assert ask_app(service, GOOD, "/health").status_code == 200, "alive, only not ready"
 
-    def test_a_time_that_is_over_before_the_engine_is_asked(self, model):
+    def test_a_time_that_is_over_before_the_engine_is_asked(self, model, monkeypatch):
         """It is over while texts are tokenised; 504, not 429 with a time to wait."""
+        monkeypatch.setattr(Engine, "rate", 1000.0)  # known: waits are foretold
         request = ScoreRequest(NO_TOKENS, (np.array([5], np.int32),), (LABEL,), True)
         late = msgspec.structs.replace(request, deadline=time.monotonic() - 0.001)
         with service_of(plan_backend(model[0], ModelConfig(str(model[0]))), model[0]) as service:
