@@ -57,6 +57,10 @@ def create_backend(plan: Plan, lost: Callable[[str], None] = lambda line: None) 
         from gpuscore.backends.torch.ranks.backend import ParallelBackend
 
         return ParallelBackend(plan, lost)
+    if plan.architecture.storage is not None:
+        from gpuscore.backends.torch.scales import check_scales
+
+        check_scales(Path(plan.directory), plan.architecture, plan.settings.allow_degenerate)
     if plan.framework == "jax":
         from gpuscore.backends.jax.backend import JaxBackend
 

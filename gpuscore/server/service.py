@@ -24,7 +24,7 @@ from gpuscore.dialects.served import (
     ScoringEngine,
     ServedModel,
 )
-from gpuscore.errors import Unavailable
+from gpuscore.errors import DeadlineExceeded, Unavailable
 from gpuscore.server.text_work import TextWork, permits_here
 from gpuscore.system.heap import collect_and_trim
 from gpuscore.types.record import ENGINE, RequestRecord
@@ -251,11 +251,14 @@ class ScoringService:
         """Pass a request to the engine and return the result.
 
         Raises:
-            GpuscoreError: the expected wait is too long, or the engine refuses or fails.
+            GpuscoreError: the request's time is over, the expected wait is too long, or the engine
+                refuses or fails.
         """
         submitted, longest = monotonic(), self._max_wait
         if request.deadline is not None:
             longest = min(longest, request.deadline - submitted)
+            if longest <= 0:
+                raise DeadlineExceeded("the time for the answer was over before it was begun")
         backlog = model.backlog
         backlog.admit(request, longest)
         try:

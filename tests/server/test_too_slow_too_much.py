@@ -3,6 +3,7 @@
 After every test both servers still answer the canary request as they did at the start.
 """
 
+import asyncio
 import json
 import re
 import time
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,10 +19,14 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.engine.engine import Engine
+from gpuscore.errors import DeadlineExceeded
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.batch import NO_TOKENS
+from gpuscore.types.record import RequestRecord
+from gpuscore.types.request import ScoreRequest
 from support.connections import (
     KEYS,
     MARKER,
@@ -40,6 +46,7 @@ from support.stub_service import ask
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 
+LABEL = np.array([3], np.int32)
 URGENT = {"items": [[5]], "label_token_ids": [3], "apply_softmax": True, "priority": -1}
 
 
@@ -198,6 +205,16 @@ class TestMemoryAndBugs:
             check_error(reply, 503, "unavailable", None)
             assert retry_after(reply) >= 1
         assert ask_app(service, GOOD, "/health").status_code == 200, "alive, only not ready"
+
+    def test_a_time_that_is_over_before_the_engine_is_asked(self, model, monkeypatch):
+        """It is over while texts are tokenised; 504, not 429 with a time to wait."""
+        monkeypatch.setattr(Engine, "rate", 1000.0)  # known: waits are foretold
+        request = ScoreRequest(NO_TOKENS, (np.array([5], np.int32),), (LABEL,), True)
+        late = msgspec.structs.replace(request, deadline=time.monotonic() - 0.001)
+        with service_of(plan_backend(model[0], ModelConfig(str(model[0]))), model[0]) as service:
+            work = service.run(service.models.only.loaded, late, RequestRecord("a"))
+            with pytest.raises(DeadlineExceeded):
+                asyncio.run(work)
 
     def test_an_engine_that_has_stopped(self, model):
         with service_of(plan_backend(model[0], ModelConfig(str(model[0]))), model[0]) as service:
