@@ -17,7 +17,14 @@ FOLDERS = ("bench", "docker", "docs", "examples", "gpuscore", "kernels", "tests"
 
 # Lines of all files whose paths begin with one of these words, at most: nobody holds more in one
 # head. "" is all Python.
-SIZES = {"": 100_000, "gpuscore/ kernels/": 46_000, "bench/": 1_800, "docker/": 450}
+SIZES = {
+    "": 95_000,
+    "gpuscore/ kernels/": 42_000,
+    "gpuscore/measure/": 3_200,
+    "bench/": 1_800,
+    "docker/": 450,
+    "tests/": 45_500,
+}
 
 # Modules by full name, with their syntax trees.
 Modules: TypeAlias = Mapping[str, ast.Module]
