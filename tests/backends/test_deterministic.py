@@ -111,20 +111,6 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
     np.testing.assert_array_equal(bits_of(crowd[-1]), alone[3:5])
 
 
-@pytest.mark.parametrize("family", slow("qwen3", "gemma2"))
-def test_chunks_do_not_show(scoring, rng, family):
-    """With a small budget queries and items run in chunks, with a large one nothing does."""
-    query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
-    small = scoring(family, dtype="float32", max_batch_tokens=128, max_model_len=720)
-    whole = scoring(family, dtype="float32", max_batch_tokens=1300, max_model_len=720)
-    expected = whole.bits(query, items)
-    np.testing.assert_array_equal(small.bits(query, items), expected)
-    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), expected)
-    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), expected)
-    odd = scoring(family, dtype="float32", max_batch_tokens=333, max_model_len=720)
-    np.testing.assert_array_equal(odd.bits(query, items), expected)
-
-
 def test_another_query_with_the_same_beginning(scoring, rng):
     """The last block of the first query is shorter, so its cached pages must not be used."""
     made = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
@@ -182,23 +168,6 @@ def test_a_false_claim_is_refused(tiny_model, monkeypatch):
     with pytest.raises(ConfigError, match="items depend on the batch"):
         Engine(backend)
     backend.close()
-
-
-@pytest.mark.slow
-def test_text():
-    query = "Customer wants: a red lamp, a blue chair. Answer yes or no.\n" * 12
-    items = ["red lamp", "blue lamp", "red lamp, and more", " a chair", "", "red"]
-    with Scorer("demo", deterministic=True, max_batch_tokens=512) as scorer:
-        for item_first in (False, True):
-            options = {"labels": ["yes", "no"], "item_first": item_first}
-
-            def score(some, options=options):
-                return scorer.score(query, some, **options).scores
-
-            alone = np.concatenate([score([item]) for item in items])
-            np.testing.assert_array_equal(score(items), alone)
-            np.testing.assert_array_equal(score(items[::-1])[::-1], alone)
-            np.testing.assert_array_equal(score([items[2], items[0]]), alone[[2, 0]])
 
 
 def test_batches_under_one_chunk_are_refused(tiny_model):

@@ -16,7 +16,7 @@ import torch
 from gpuscore.backends import plan_backend
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.common.batches import largest_batches
-from gpuscore.backends.common.memory import _FRAGMENTS, HostMemory, available_bytes, cgroup_bytes
+from gpuscore.backends.common.memory import HostMemory, available_bytes, cgroup_bytes
 from gpuscore.backends.torch import plan as plan_module
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.decoder import shortened
@@ -25,7 +25,7 @@ from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from support.memory import measured_and_taken, peaks
+from support.memory import measured_and_taken
 from support.models import make_model
 from support.slow import slow
 
@@ -174,22 +174,6 @@ def test_no_batch_takes_more_than_was_measured(tiny_model, longest, count):
     assert use.parts == (2 if longest > 2 * LARGEST else 1)
     assert use.measured > 40 * MIB, "too little memory was measured for a comparison"
     assert use.taken < use.measured + use.pages
-
-
-@linux_only
-@pytest.mark.slow
-def test_two_parts_take_as_much_as_the_largest_batches(tiny_model):
-    """Rows and keys are measured one after the other, and not too much is set aside for it."""
-    sizes = 300, 16384, 16
-    directory, _ = tiny_model("qwen3", **WIDE | {"max_position_embeddings": sizes[1]})
-    # A process of its own: in that of the tests, peaks depend on what other tests left in the heap.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
-        whole, parts = own.submit(peaks, directory, sizes).result()
-    assert len(parts) == 2
-    keys = 2 * sizes[1] * WIDE["num_key_value_heads"] * WIDE["head_dim"] * 4
-    aside = sum(parts) + min(sum(parts), _FRAGMENTS)  # as `HostMemory.growth`
-    assert keys < whole < aside
-    assert sum(parts) < 3 * whole
 
 
 @linux_only

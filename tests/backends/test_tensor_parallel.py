@@ -55,31 +55,6 @@ def test_ranks_score_as_transformers_does(tiny_model, family, ranks, options, ov
         np.testing.assert_allclose(result.logprobs[0], expected[row], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.slow
-def test_every_rank_has_the_whole_head_over_classes(tiny_model):
-    directory, _ = tiny_model("qwen3_classes", id2label={0: "relevant"})
-    rng = np.random.default_rng(0)
-    query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (1, 9)]
-    logits = []
-    for ranks in (1, 2):
-        with Scorer(str(directory), device="cpu", tensor_parallel=ranks) as scorer:
-            logits.append(scorer.score(query, items, label_token_ids=[0], logits=True).logits)
-    np.testing.assert_allclose(*logits, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.slow
-def test_ranks_in_bfloat16(tiny_model):
-    directory, _ = tiny_model("qwen3")
-    rng = np.random.default_rng(0)
-    query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (1, 9, 20)]
-    logprobs = []
-    for options in ({"dtype": "float32"}, {"dtype": "bfloat16", "tensor_parallel": 2}):
-        with Scorer(str(directory), device="cpu", **options) as scorer:
-            asked = {"label_token_ids": LABELS, "logprobs": True}
-            logprobs.append(scorer.score(query, items, **asked).logprobs)
-    np.testing.assert_allclose(*logprobs, atol=0.2, rtol=0)
-
-
 def ranks_of_this_process(known):
     return [pid for pid in children(os.getpid()) if pid not in known]
 

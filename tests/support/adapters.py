@@ -10,8 +10,6 @@ BASE = FOLDER / "base"
 PROMPTS = ([5, 9, 3], [17, 2, 60, 33, 8, 8, 41], list(range(40)))
 _LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-_FEW = {"r": 2, "lora_alpha": 5, "target_modules": ["q_proj", "down_proj"]}
-
 
 @dataclass(frozen=True)
 class Case:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from gpuscore.backends import plan_backend
-from gpuscore.backends.common.batches import largest_batches, largest_in_parts
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import ModelConfig
@@ -18,23 +17,6 @@ from gpuscore.system.heap import use_one_arena
 from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack, page_slots
 from support.batches import int32, item_segments
 from support.models import random_ids
-
-
-def peaks(directory: Path, sizes: tuple[int, int, int]) -> tuple[int | None, list[int | None]]:
-    """Return the peaks of the largest batches in bytes: of all together, and of each part.
-
-    sizes: tokens of a batch, positions, and tokens of a page. Run it in a new process: the heap
-    is set up as an engine's, and peaks depend on what lies in it.
-    """
-    use_one_arena()
-    config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=sizes[0])
-    backend = TorchBackend(plan_backend(directory, config))
-    memory = HostMemory()
-    whole = memory.peak(lambda: backend._run_all(largest_batches(*sizes)))
-    made = largest_in_parts(*sizes)
-    parts = [memory.peak(partial(backend._run_all, part)) for part in made]
-    backend.close()
-    return whole, parts
 
 
 class BatchMemory(NamedTuple):
@@ -49,7 +31,8 @@ class BatchMemory(NamedTuple):
 def measured_and_taken(directory: Path, largest: int, longest: int, count: int) -> BatchMemory:
     """Start a backend, and run `count` random batches of `largest` tokens on it.
 
-    longest: tokens of a prompt. Run this in a new process, as `peaks`.
+    longest: tokens of a prompt. Run it in a new process: the heap is set up as an engine's, and
+    peaks depend on what lies in it.
     """
     use_one_arena()
     pairs: list[tuple[int, int]] = []
