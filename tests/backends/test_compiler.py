@@ -72,7 +72,7 @@ def test_an_item_alone_and_packed(tiny_model):
 
 @pytest.mark.parametrize(("owner", "name", "family"), DEFECTS)
 def test_a_defect_is_found_at_start(tiny_model, monkeypatch, owner, name, family):
-    """A function in C gives a tenth too much."""
+    """A function in C gives a tenth too much; linear layers hide that in bfloat16's rounding."""
     right = getattr(owner, name)
 
     def off(*arguments):
@@ -81,7 +81,8 @@ def test_a_defect_is_found_at_start(tiny_model, monkeypatch, owner, name, family
 
     monkeypatch.setattr(owner, name, off)
     with pytest.raises(ConfigError, match=r"--compile on, .* computes something else than the ref"):
-        Scorer(str(tiny_model(family)[0]), compile="on", dtype="bfloat16").close()
+        dtype = "float32" if owner is DeltaFunctions else "bfloat16"
+        Scorer(str(tiny_model(family)[0]), compile="on", dtype=dtype).close()
 
 
 def test_auto_leaves_small_models_alone(tiny_model):

@@ -57,7 +57,7 @@ def test_all_ways_of_a_server(server, tmp_path, capsys):
     assert "over sequential" in printed
     assert "rerank, " not in printed
     assert "packed" in printed
-    assert "single: 4 of 500 requests" in printed
+    assert f"single, {server.url}: 4 of 500 requests" in printed
     ((name, poisson),) = [(way, row) for (scenario, way), row in rows.items() if "Poisson" in way]
     assert name.startswith("Poisson ")
     total = round(120 * float(name.removeprefix("Poisson ").removesuffix("/s")))
