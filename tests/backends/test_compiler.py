@@ -80,8 +80,8 @@ def test_a_defect_is_found_at_start(tiny_model, monkeypatch, owner, name, family
         return result * 1.1 if torch.is_tensor(result) else (*result[:-1], result[-1] * 1.1)
 
     monkeypatch.setattr(owner, name, off)
+    dtype = "float32" if owner is DeltaFunctions else "bfloat16"
     with pytest.raises(ConfigError, match=r"--compile on, .* computes something else than the ref"):
-        dtype = "float32" if owner is DeltaFunctions else "bfloat16"
         Scorer(str(tiny_model(family)[0]), compile="on", dtype=dtype).close()
 
 
