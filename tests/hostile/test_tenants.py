@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 FLOODER, VICTIM = "key-of-the-flooder", "key-of-the-victim"
 SECONDS = float(os.environ.get("FLOOD_SECONDS", "5"))
 SIZE = 16_000_000  # bytes of a text; a body may have 16 MiB
-MEDIAN, TIMES = 0.5, 10  # seconds; or times as long as without the flood
+MEDIAN, TIMES = 0.2, 5  # seconds; or times as long as without the flood
 LONGEST = 3.0  # seconds, for one of a handful of requests on a machine with other work
 GROWTH = 60 * MIB  # Python's own allocator keeps blocks in which one small object lives on
 # A slow reader may hold its answer of 53 MB, of which --max-queued-bytes counts what it can have at
