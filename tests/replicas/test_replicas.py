@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import wait
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -180,11 +181,15 @@ def test_the_end_comes_when_no_replica_can_be_kept(make_replicas):
     wait_until(lambda: clients[1].alive, seconds=20)
     assert replicas.alive
     assert not clients[1].ended.done(), "the first one serves"
-    for client in clients:
-        os.kill(client.pid, signal.SIGSTOP)  # neither may come back while the other is ended
-    for client in clients:
-        os.kill(client.pid, signal.SIGKILL)
-    wait_until(lambda: any(client.ended.done() for client in clients), seconds=20)
+
+    def killed() -> bool:
+        """Kill what has come back while the other's end was not noticed yet."""
+        for client in clients:
+            with suppress(ProcessLookupError):
+                os.kill(client.pid, signal.SIGKILL)
+        return any(client.ended.done() for client in clients)
+
+    wait_until(killed, seconds=20)
     with pytest.raises(EngineFailed, match=r"replica \d on cpu: the engine failed \d+ times in a"):
         replicas.wait_ended()
 
