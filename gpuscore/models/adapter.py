@@ -9,13 +9,12 @@ import json
 import logging
 import os
 import shutil
-import struct
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
-from gpuscore.models.files import is_file, read_object, shown
+from gpuscore.models.files import architecture_name, is_file, read_object, shown
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of all names in an adapter's file
@@ -86,30 +85,23 @@ def _read_settings(adapter: Path) -> dict[str, Any]:
 
 def _with_head(config: dict[str, Any], adapter: Path) -> dict[str, Any]:
     """Return config.json of the base model with the classification head that the adapter has."""
-    names = config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else ""
+    name = architecture_name(config)
     if not name.endswith("ForCausalLM"):
         return config
-    shape = _header(adapter / WEIGHTS).get(HEAD, {}).get("shape")
-    if not isinstance(shape, list) or len(shape) != 2:
+    from safetensors import SafetensorError, safe_open  # torch's and JAX's processes have it anyway
+
+    try:
+        with safe_open(adapter / WEIGHTS, framework="np") as file:
+            shape = file.get_slice(HEAD).get_shape() if HEAD in file.keys() else []  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{adapter / WEIGHTS} cannot be read as safetensors: {error}") from error
+    if len(shape) != 2:
         raise ConfigError(f"{adapter / WEIGHTS} has no {HEAD}, which a SEQ_CLS adapter needs")
     fields = {key: value for key, value in config.items() if key not in ("num_labels", "label2id")}
     return fields | {
         "architectures": [name.replace("ForCausalLM", "ForSequenceClassification")],
         "id2label": {str(i): f"LABEL_{i}" for i in range(shape[0])},
     }
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file; its tensors are checked where they are read."""
-    with path.open("rb") as file:
-        size = file.read(8)
-        length = struct.unpack("<Q", size)[0] if len(size) == 8 else 0
-        try:
-            header = json.loads(file.read(min(length, 2**25)))
-        except ValueError as error:
-            raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
-    return header if isinstance(header, dict) else {}
 
 
 def _remove(made: Path, process: int) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ MAX_TEMPLATE = 2**20
 MAX_TOKENIZER = 512 * 2**20
 MAX_DEPTH = 64  # most levels of nested objects and lists
 SHOWN = 200  # most characters of a value or a reason in an error
+FROM_TOKENS = "classifier_from_token"  # a key of config.json
 
 
 def is_file(path: Path, limit: int | None = None) -> bool:
@@ -105,6 +107,19 @@ def as_object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a JSON object, found {shown(value)}")
     return value
+
+
+def architecture_name(config: Mapping[str, Any]) -> str:
+    """Return the architecture that a config.json names; empty if it names none.
+
+    With vLLM's key FROM_TOKENS it names a classifier, which vLLM makes of the rows of the causal
+    head that is in the directory.
+    """
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if config.get(FROM_TOKENS) is None:
+        return name
+    return name.replace("ForSequenceClassification", "ForCausalLM")
 
 
 def printable(text: str) -> str:

@@ -4,17 +4,14 @@ Weights in other formats are refused with what the user can do with them.
 """
 
 import os
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.adapter import laid_over
 
 DEMO = "demo"
 MODEL_FILES = (".json", ".safetensors", ".jinja")  # that a score depends on
-FROM_TOKENS = "classifier_from_token"
 # Models of text and pictures whose text is served; requests cannot send pictures.
 TEXT_TOWERS = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5ForSequenceClassification"})
 # Weights in safetensors and the other files that are read; no other formats of the same weights.
@@ -87,19 +84,6 @@ def _from_hub(model: str, path: Path, revision: str | None) -> Path:
         raise ConfigError(f"the hub has no MODEL {model}, or it needs a login") from error
     except (HfHubHTTPError, OSError) as error:
         raise ConfigError(offline) from error
-
-
-def architecture_name(config: Mapping[str, Any]) -> str:
-    """Return the architecture that a config.json names; empty if it names none.
-
-    With vLLM's key FROM_TOKENS it names a classifier, which vLLM makes of the rows of the causal
-    head that is in the directory.
-    """
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    if config.get(FROM_TOKENS) is None:
-        return name
-    return name.replace("ForSequenceClassification", "ForCausalLM")
 
 
 _READ = ("model.safetensors", "model.safetensors.index.json")

@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
-from gpuscore.models.files import as_object, read_json, read_object, shown
-from gpuscore.models.hub import FROM_TOKENS, architecture_name
+from gpuscore.models.files import (
+    FROM_TOKENS,
+    architecture_name,
+    as_object,
+    read_json,
+    read_object,
+    shown,
+)
 from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
 from gpuscore.prompts.family import (
     DOCUMENT,

@@ -70,8 +70,10 @@ class CheckpointFiles:
         self._file_of = _by_name(files)
         if self._adapted is not None:
             file = _open_file(self._adapted / WEIGHTS, self._framework, self._stack)
-            shapes = {name: self.shapes[part] for part, name in _required(self.architecture)}
-            self._adapter = LoraAdapter(self._adapted, file, shapes)
+            if self._adapter is None:
+                shapes = {name: self.shapes[part] for part, name in _required(self.architecture)}
+                self._adapter = LoraAdapter(self._adapted, file, shapes)
+            self._adapter.file = file
             whole = self._adapter.whole
             self._file_of |= dict.fromkeys(whole, _Renamed(file, whole))
 

@@ -30,7 +30,7 @@ class LoraAdapter:
 
     Args:
         directory: has the adapter's two files.
-        file: of the adapter, open.
+        file: of the adapter, open; replaced when it is opened again.
         shapes: by name, the shapes of the checkpoint's weights.
 
     Raises:
@@ -39,7 +39,7 @@ class LoraAdapter:
 
     def __init__(self, directory: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._settings = read_object(directory / CONFIG) or {}
-        self._file, self._path = file, directory / WEIGHTS
+        self.file, self._path = file, directory / WEIGHTS
         self._keys: dict[str, dict[str, str]] = {}
         for key in file.keys():  # noqa: SIM118
             end = next((end for end in _ENDS if key.endswith(end)), None)
@@ -55,7 +55,7 @@ class LoraAdapter:
             self._check(name, keys, shapes[name])
 
     def _check(self, name: str, keys: Mapping[str, str], shape: tuple[int, ...]) -> None:
-        shapes = {kind: tuple(self._file.get_slice(key).get_shape()) for kind, key in keys.items()}
+        shapes = {kind: tuple(self.file.get_slice(key).get_shape()) for kind, key in keys.items()}
         wanted = {"whole": shape}
         for kind, (rows, columns) in {"": shape[:2], "embedding ": shape[1::-1]}.items():
             if f"{kind}A" in shapes or f"{kind}B" in shapes:
@@ -85,7 +85,7 @@ class LoraAdapter:
         kind = "embedding " if "embedding A" in keys else ""
         if f"{kind}A" not in keys:
             return None
-        a, b = (wide(self._file.get_tensor(keys[f"{kind}{matrix}"])) for matrix in "AB")
+        a, b = (wide(self.file.get_tensor(keys[f"{kind}{matrix}"])) for matrix in "AB")
         made = (b @ a) * self._scale(name.removesuffix(".weight"), len(a))
         return made.T if kind else made
 

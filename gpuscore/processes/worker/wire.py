@@ -34,6 +34,11 @@ from gpuscore.types.stats import EngineStats
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 MessageT = TypeVar("MessageT")
 
+logger = logging.getLogger(__name__)
+
+MAX_FRAME = 2**30  # bytes; the largest request and result of the default limits take about 10 MiB
+_HEAD = struct.Struct("<I")
+_PIECE = 2**20
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 _encoder = msgspec.msgpack.Encoder()
 _ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
@@ -226,13 +231,6 @@ def check_result(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
     if tuple(None if part is None else part.shape for part in parts) != (lse, top, top):
         raise ProtocolError("a result without the parts that its request asked for")
     return result
-
-
-logger = logging.getLogger(__name__)
-
-MAX_FRAME = 2**30  # bytes; the largest request and result of the default limits take about 10 MiB
-_HEAD = struct.Struct("<I")
-_PIECE = 2**20
 
 
 class Pipe:

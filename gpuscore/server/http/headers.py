@@ -22,6 +22,16 @@ from gpuscore.config import API_KEY_VARIABLE, ServerConfig
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.types.record import Headers
 
+logger = logging.getLogger(__name__)
+
+KEY_HEADERS = (b"authorization", b"x-api-key")
+COMMENT = "#"  # begins a line of a key file that is no key
+NO_KEY = "no-key"  # the tenant of every caller if no key is set
+TIMEOUT_HEADER = "X-Request-Timeout-Ms"
+ANY = "*"  # host name
+_DIGITS = re.compile(r"[0-9]{1,9}")
+_NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
+_PORT = re.compile(r":[0-9]*\Z")
 END = b"\r\n\r\n"  # of a head, and of a body in chunks
 # Empty lines, a request line and fields as RFC 9112 defines them, without lines that are folded.
 _HEAD = re.compile(
@@ -76,13 +86,6 @@ def body_length(headers: Headers, version: str) -> int | None:
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         raise invalid()
     return None if chunked else length
-
-
-TIMEOUT_HEADER = "X-Request-Timeout-Ms"
-ANY = "*"  # host name
-_DIGITS = re.compile(r"[0-9]{1,9}")
-_NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
-_PORT = re.compile(r":[0-9]*\Z")
 
 
 def request_seconds(request: Request, longest: float) -> float:
@@ -155,13 +158,6 @@ def _known(host: str, names: frozenset[str]) -> bool:
     if not name or name in names or name.endswith(".localhost"):
         return True
     return is_loopback(name.strip("[]"))
-
-
-logger = logging.getLogger(__name__)
-
-KEY_HEADERS = (b"authorization", b"x-api-key")
-COMMENT = "#"  # begins a line of a key file that is no key
-NO_KEY = "no-key"  # the tenant of every caller if no key is set
 
 
 class ApiKeys:

@@ -14,8 +14,8 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import Storage, read_storage
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
-from gpuscore.models.files import shown
-from gpuscore.models.hub import TEXT_TOWERS, architecture_name
+from gpuscore.models.files import architecture_name, shown
+from gpuscore.models.hub import TEXT_TOWERS
 
 
 @dataclass(frozen=True, slots=True)
