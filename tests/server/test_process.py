@@ -147,7 +147,7 @@ def check_refused(running, keys, content, log):
     assert status(running, BOB) == 200
 
 
-FEW, ALL = (0.0, 0.1, 0.4), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds
+FEW, ALL = (0.0, 0.1, 0.4), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 2.0)  # seconds
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,12 @@ def test_a_signal_during_the_imports(number, delays):
                 wait_until(lambda pid=process.pid: catches(pid, signal.SIGHUP))
                 time.sleep(delay)
                 process.send_signal(number)
-                _, errors = process.communicate(timeout=20)
+                output, errors = process.communicate(timeout=20)
             finally:
                 process.kill()
-        assert process.returncode == 128 + number
-        assert errors == b""
+        # What is through with its imports within the delay says so, and stops as a server does.
+        assert process.returncode == (0 if b"loading" in output else 128 + number)
+        assert b"Traceback" not in errors if output else errors == b""
 
 
 def catches(pid, number):
