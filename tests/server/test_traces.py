@@ -16,7 +16,6 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.spans import SpanTracer
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.types.record import STAGES, RequestRecord
-from support.connections import score
 from support.serving import wait_until
 from support.stub_service import ask, stub_service
 from support.watched_server import BODY
