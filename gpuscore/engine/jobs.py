@@ -4,6 +4,7 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, groupby
 
 import numpy as np
 
@@ -250,41 +251,36 @@ def _add_share(
             labels = request.query_labels[start:stop]
             segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
         parent = segments.add(segment)
-    if plan.parents is not None:
-        _add_families(share, row, parent, segments)
-    else:
-        lse, every = request.need_lse, request.every_position
-        segments.add_like(
-            Segment(NO_TOKENS, job.cut, row, parent, need_lse=lse, every_row=every),
-            [plan.item_ids[item] for item in share.items],
-            [plan.label_ids[item] for item in share.items],
-        )
+    _add_items(share, row, parent, segments)
     if share.long is not None:
         _add_long_chunk(share, limits, segments, prefixes)
 
 
-def _add_families(share: Share, row: int, query: int, segments: SegmentColumns) -> None:
+def _add_items(share: Share, row: int, query: int, segments: SegmentColumns) -> None:
     """Add the share's items, each below its parent or the query's segment."""
-    plan, place = share.job.plan, dict[int, int]()
-    every = plan.request.every_position
-    assert plan.parents is not None  # noqa: S101  (the caller has checked it)
-    for item, above in zip(share.items, plan.parents[share.items].tolist(), strict=True):
-        start, parent = share.job.cut, query
+    plan, request, place = share.job.plan, share.job.request, dict[int, int]()
+    groups: Iterable[tuple[int, Iterable[int]]] = [(-1, share.items)]
+    if plan.parents is not None:  # neighbours with the same parent have no descendants between them
+        groups = groupby(share.items, plan.parents.__getitem__)
+    for above, group in groups:
+        start, parent, items = share.job.cut, query, [*group]
         if above >= 0:
             parent = place[above]
             start = segments.start[parent] + len(segments.token_ids[parent])
-        labels = plan.label_ids[item]
-        scored = len(labels) > 0
-        segment = Segment(
-            plan.item_ids[item],
-            start,
-            row,
-            parent,
-            label_ids=labels if scored else None,
-            need_lse=scored and plan.request.need_lse,
-            every_row=every,
+        first = segments.add_like(
+            Segment(
+                NO_TOKENS,
+                start,
+                row,
+                parent,
+                need_lse=request.need_lse,
+                every_row=request.every_position,
+            ),
+            [plan.item_ids[item] for item in items],
+            [labels if len(labels := plan.label_ids[item]) else None for item in items],
         )
-        place[item] = segments.add(segment)
+        if plan.parents is not None:
+            place.update(zip(items, count(first)))
 
 
 def _add_long_chunk(

@@ -50,9 +50,8 @@ def ours(directory: Path) -> Answer:
     """Return our log-probabilities or class logits; or our refusal."""
     try:
         with Scorer(str(directory), dtype="float32", max_batch_tokens=64) as scorer:
-            rows = plan_backend(
-                directory, ModelConfig(str(directory))
-            ).architecture.config.label_rows
+            plan = plan_backend(directory, ModelConfig(str(directory)))
+            rows = plan.architecture.config.label_rows
             labels: Sequence[int] = list(range(rows))
             scores = scorer.score([], PROMPTS, label_token_ids=labels, logprobs=True, logits=True)
             answer = scores.logprobs if rows == VOCAB else scores.logits
