@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from gpuscore.engine.jobs import Work
+from gpuscore.engine.jobs import Share
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
@@ -38,18 +38,18 @@ class SimulatedRunner(Runner):
         plain = self.scheduler.next_batch
         self.scheduler.next_batch = lambda: self.told(plain())  # type: ignore[method-assign]
 
-    def told(self, work: Work | None) -> Work | None:
+    def told(self, shares: list[Share]) -> list[Share]:
         """Tell the backend about a batch, which is launched next."""
         tenants = []
         chunk = self.scheduler.chunk
-        for share in () if work is None else work.shares:
+        for share in shares:
             start, stop = share.query
             assert start % chunk == 0 or start == stop == share.job.cut
             assert stop % chunk == 0 or stop == share.job.cut
             prefixes = (bool(share.items) or share.query[1] > share.query[0]) + bool(share.long)
             tenants += [int(share.job.request.salt)] * prefixes
         self.backend.tenants = tenants  # type: ignore[attr-defined]
-        return work
+        return shares
 
 
 @dataclass
