@@ -196,9 +196,6 @@ class ServerConfig:
     log_requests: bool = common(
         True, "write a line per request to standard error, without input text; none for probes"
     )
-    timing_headers: bool = option(
-        False, "send callers the milliseconds of each stage, which reveal cache hits"
-    )
 
     @property
     def drain_seconds(self) -> float:

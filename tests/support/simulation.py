@@ -8,14 +8,14 @@ triples that they were made of, in worlds that have them.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from gpuscore.engine.jobs import Work
+from gpuscore.engine.jobs import Share
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
@@ -33,17 +33,17 @@ from support.simulated_backend import LSE, TOP_ID, TOP_LOGIT, SimulatedBackend, 
 class SimulatedRunner(Runner):
     """A runner that tells the backend the tenants of a batch, which no real backend needs."""
 
-    def _launch(self, work: Work, planned: float):  # type: ignore[no-untyped-def]
+    def _launch(self, shares: Sequence[Share], planned: float):  # type: ignore[no-untyped-def]
         tenants = []
         chunk = self.scheduler.chunk
-        for share in work.shares:
+        for share in shares:
             start, stop = share.query
             assert start % chunk == 0 or start == stop == share.job.cut
             assert stop % chunk == 0 or stop == share.job.cut
             prefixes = (bool(share.items) or share.query[1] > share.query[0]) + bool(share.long)
             tenants += [int(share.job.request.salt)] * prefixes
         self.backend.tenants = tenants  # type: ignore[attr-defined]
-        return super()._launch(work, planned)
+        return super()._launch(shares, planned)
 
 
 @dataclass
