@@ -1,5 +1,5 @@
-"""A request in the scheduler (`Job`), the part of it that one batch computes (`Share`), and a batch
-(`Work`), which `draft_batch` lays out as segments and their cached prefixes."""
+"""A request in the scheduler (`Job`), and the part of it that one batch computes (`Share`);
+`draft_batch` lays the shares of a batch out as segments and their cached prefixes."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -133,6 +133,7 @@ class Share:
     rest: int = 0  # query tokens at the start of the long item's chunks
     long_ends: bool = False  # the item's last chunk; only `every_position` scores the others
     tokens: int = 0
+    alone: bool = False  # a single item that runs again after a non-finite row
 
     @property
     def firsts(self) -> list[int]:
@@ -196,23 +197,16 @@ class Share:
         return len(self.firsts) + (self.long is not None) + (self.query[1] > self.query[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A batch and the shares in it; scored rows follow the order of shares and their items."""
-
-    batch: PackedBatch
-    shares: tuple[Share, ...]
-    alone: bool = False  # a single item that runs again after a non-finite row
-
-    def is_minimal(self, min_tokens: int) -> bool:
-        """True if the batch cannot be made smaller: one family, or at most `min_tokens` tokens."""
-        if len(self.shares) > 1 or self.shares[0].pieces > 1:
-            return False
-        return bool(self.shares[0].items) or self.batch.num_tokens <= min_tokens
+def is_minimal(shares: Sequence[Share], min_tokens: int) -> bool:
+    """True if a batch cannot be made smaller: one family, or at most `min_tokens` tokens."""
+    if len(shares) > 1 or shares[0].pieces > 1:
+        return False
+    return bool(shares[0].items) or shares[0].tokens <= min_tokens
 
 
 def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
-    """Return the batch that computes these shares, in this order."""
+    """Return the batch that computes these shares; its scored rows follow their order and that of
+    their items."""
     segments = SegmentColumns()
     prefixes: list[Prefix] = []
     for share in shares:
