@@ -249,15 +249,13 @@ def pages_without_rows_are_enough(monkeypatch):
     def any_pages(self, keys, request):
         pages, _ = find(self, keys)
         kept = (self._rows_of.get(key.digest) for key in keys[: len(pages)])
-        return pages, [
-            rows for rows in kept if rows is not None and request.query_labels is not None
-        ]
+        return pages, [rows if request.reads_query(0, 9999) else None for rows in kept]
 
     monkeypatch.setattr(PagePool, "find", any_pages)
 
 
 def kept_rows_are_for_any_label(monkeypatch):
-    monkeypatch.setattr(PageRows, "answer", lambda self, request, start: True)
+    monkeypatch.setattr(PageRows, "answer", lambda self, *_: True)
 
 
 def kept_rows_stay_one_row_behind(monkeypatch):
