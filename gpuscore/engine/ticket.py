@@ -112,7 +112,7 @@ class Ticket:
                 self.top_ids[part] = page.top_ids[:, :count]
                 self.top_logits[part] = page.top_logits[:, :count]
         if stop:
-            self._arrive(np.arange(stop))
+            self.arrive(np.arange(stop))
 
     @property
     def done(self) -> int:
@@ -136,7 +136,7 @@ class Ticket:
         counts = np.diff(bounds)[kept]
         logits = scores.label_logits[_runs(bounds[kept], counts)]
         self.logits[_runs(self._starts[places], counts)] = logits
-        self._arrive(places)
+        self.arrive(places)
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -189,7 +189,7 @@ class Ticket:
         kept, places, counts = np.array(parts, np.int64).reshape(-1, 3).T
         return _runs(kept, counts), _runs(places, counts), broken
 
-    def _arrive(self, places: Places) -> None:
+    def arrive(self, places: Places) -> None:
         """Mark these rows as arrived; what runs again repeats some."""
         self.rows_left -= len(places) - int(np.count_nonzero(self._there[places]))
         self._there[places] = True

@@ -75,7 +75,7 @@ def test_errors_have_a_body_and_headers(guarded):
                 schema = answer["content"]["application/json"]["schema"]
                 kinds = schema.get("anyOf", [schema])
                 names = {kind["$ref"].rpartition("/")[2] for kind in kinds}
-                ranks = path.endswith(("rerank", "reranking"))
+                ranks = path.endswith(("rerank", "reranking", "text-ranking"))
                 assert names == ({"ErrorAnswer", "TeiError"} if ranks else {"ErrorAnswer"})
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from gpuscore.engine.jobs import Work
+from gpuscore.engine.jobs import Share
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
@@ -34,17 +34,23 @@ from support.simulated_backend import LSE, TOP_ID, TOP_LOGIT, SimulatedBackend, 
 class SimulatedRunner(Runner):
     """A runner that tells the backend the tenants of a batch, which no real backend needs."""
 
-    def _launch(self, work: Work, planned: float):  # type: ignore[no-untyped-def]
+    def __init__(self, backend: Any, *settings: Any, **options: Any) -> None:
+        super().__init__(backend, *settings, **options)
+        plain = self.scheduler.next_batch
+        self.scheduler.next_batch = lambda: self.told(plain())  # type: ignore[method-assign]
+
+    def told(self, shares: list[Share]) -> list[Share]:
+        """Tell the backend about a batch, which is launched next."""
         tenants = []
         chunk = self.scheduler.chunk
-        for share in work.shares:
+        for share in shares:
             start, stop = share.query
             assert start % chunk == 0 or start == stop == share.job.cut
             assert stop % chunk == 0 or stop == share.job.cut
             prefixes = (bool(share.items) or share.query[1] > share.query[0]) + bool(share.long)
             tenants += [int(share.job.request.salt)] * prefixes
         self.backend.tenants = tenants  # type: ignore[attr-defined]
-        return super()._launch(work, planned)
+        return shares
 
 
 @dataclass
@@ -152,7 +158,7 @@ class World:
         if not self.runner.scheduler.fits(plan):
             return
         if self.backend.strikes("poison"):
-            self.backend.poison.add(self._states(request, 0)[-1])
+            self.backend.poison.add(self.states_of(request, 0)[-1])
         ticket = Ticket(plan, Future(), None, arrived=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
@@ -203,7 +209,7 @@ class World:
         return np.concatenate([request.query_ids, request.item_ids[item]])
 
     @classmethod
-    def _states(cls, request: ScoreRequest, item: int) -> list[int]:
+    def states_of(cls, request: ScoreRequest, item: int) -> list[int]:
         """Return the hash states of the item's tokens that are scored."""
         seen = triples(int(request.salt), 0, cls._prompt(request, item))
         ends = np.array([len(seen)])
@@ -216,7 +222,7 @@ class World:
         assert request.trie is not None
         sums = []
         places = [-1] if request.readouts is None else request.readouts.places[1 + item].tolist()
-        prompt, states = self._prompt(request, item), self._states(request, item)
+        prompt, states = self._prompt(request, item), self.states_of(request, item)
         pairs = [(row, label) for row in range(len(places)) for label in request.trie.sequences]
         for row, label in pairs:
             stop = len(request.query_ids) + places[row] + 1 if places[row] >= 0 else None
@@ -258,7 +264,7 @@ class World:
         first = len(request.row_labels) - len(request.item_ids)  # 1 if the query is scored
         for place, labels in enumerate(request.row_labels):
             states = (
-                self._states(request, place - first)
+                self.states_of(request, place - first)
                 if place >= first
                 else self._query_states(request)
             )
