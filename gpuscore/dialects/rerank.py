@@ -6,6 +6,7 @@ accepted at values that change nothing; other values are refused, and the error 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -26,7 +27,12 @@ from gpuscore.dialects.dialect import (
     list_json,
     text_bytes,
 )
-from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
+from gpuscore.dialects.paths import (
+    INFINITY_RERANK_PATH,
+    JINA_RERANK_PATH,
+    RERANK_PATHS,
+    TEXT_RANKING_PATH,
+)
 from gpuscore.dialects.ranking import RankingBody, prepare_ranking, ranking_of
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ErrorAnswer, ReturnMass, about, error_body
@@ -150,10 +156,29 @@ _decoded = strict_decoder(RerankBody)
 
 def decode_rerank(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> RerankBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
+    # A guess; quotes in a text are escaped.
+    tei = b'"texts"' in body or record.route == TEXT_RANKING_PATH
+    record.variant = TEI if tei else ""
     fields = _decoded(body, record, limits)
     record.variant = TEI if fields.is_tei else ""
     return _checked(fields)
+
+
+class TextRankingBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /pipeline/text-ranking, from clients of Hugging Face's inference API."""
+
+    inputs: Annotated[msgspec.Raw, about("A body of /rerank with `query` and `texts`.")]
+
+
+_outer = strict_decoder(TextRankingBody)
+
+
+def decode_text_ranking(
+    body: bytes, record: RequestRecord, limits: RequestLimits | None
+) -> RerankBody:
+    """Decode and check a body of /rerank in `inputs`, as `decode_rerank`."""
+    record.variant = TEI
+    return decode_rerank(bytes(_outer(body, record, limits).inputs), record, limits)
 
 
 def _checked(body: RerankBody) -> RerankBody:
@@ -284,4 +309,12 @@ RERANK = Dialect(
         "query": "a blue wooden chair for the garden",
         "documents": ["A red steel lamp.", "A wooden garden chair in blue."],
     },
+)
+TEXT_RANKING = replace(
+    RERANK,
+    paths=(TEXT_RANKING_PATH,),
+    bodies=(TextRankingBody,),
+    answers=(list[RankedText],),
+    decode=decode_text_ranking,
+    example={"inputs": {"query": "a blue lamp", "texts": ["A red chair.", "A lamp in blue."]}},
 )
