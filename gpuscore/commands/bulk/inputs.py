@@ -100,16 +100,15 @@ class Input:
 
 def _lines(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield the lines that are not empty; one that is too long is cut to MAX_LINE + 1 bytes."""
-    number = 0
     with path.open("rb") as file:
-        while line := file.readline(MAX_LINE + 1):
-            number += 1
+        lines = iter(lambda: file.readline(MAX_LINE + 1), b"")
+        for number, line in enumerate(lines, 1):
             rest = line
             while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE)):
                 pass
-            line = (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip()
-            if line:
-                yield number, line
+            text = (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip()
+            if text:
+                yield number, text
 
 
 def read_header(path: Path) -> list[str]:

@@ -22,7 +22,7 @@ import msgspec
 from gpuscore.commands.bulk.inputs import Input, Row, decoded
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.work import Result, WorkFolder
-from gpuscore.dialects.dialect import Scored, answered_name, choose
+from gpuscore.dialects.dialect import PreparedBody, answered_name, choose
 from gpuscore.dialects.served import ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF, error_json
 from gpuscore.dialects.wire import FailedItem
@@ -64,13 +64,13 @@ class Unit:
 
     rows: Sequence[TextRow]
     record: RequestRecord
-    made: Scored[Any] | GpuscoreError
+    made: PreparedBody[Any] | GpuscoreError
     losses: int = 0
 
     @property
     def request(self) -> ScoreRequest | None:
         """The request for the engine; None if it need not be asked."""
-        return None if isinstance(self.made, GpuscoreError) else self.made.prepared.request
+        return None if isinstance(self.made, GpuscoreError) else self.made.request
 
     @property
     def tokens(self) -> int:
@@ -80,8 +80,8 @@ class Unit:
         """Return the server's answer; raise GpuscoreError if there is no request."""
         if isinstance(self.made, GpuscoreError):
             raise self.made
-        scored = replace(self.made, result=result)
-        return b"".join(DIALECT_OF[self.record.route].encode(scored))
+        self.made.result = result
+        return b"".join(DIALECT_OF[self.record.route].encode(self.made))
 
 
 class Steps:
@@ -100,7 +100,8 @@ class Steps:
             prepared = dialect.prepare(self.model, checked)
         except GpuscoreError as error:
             return Unit(rows, record, error)
-        return Unit(rows, record, Scored(checked, prepared, None, name, record))
+        prepared.model, prepared.record = name, record
+        return Unit(rows, record, prepared)
 
 
 class TableTask(Steps):
@@ -210,9 +211,8 @@ class RequestTask(Steps):
 
     def failed(self, unit: Unit, error: GpuscoreError) -> Result:
         """Return the answer to a line that has failed."""
-        if isinstance(unit.made, Scored):
-            scored = unit.made
-            places = scored_places(scored.prepared.errors, scored.body.num_items)
+        if isinstance(unit.made, PreparedBody):
+            places = scored_places(unit.made.errors, unit.made.body.num_items)
             error = renumbered(error, places)
         return _answer(unit, error.status, error_json(error, unit.record))
 
