@@ -108,7 +108,7 @@ class Scheduler:
         """
         for share in shares:
             if share.valid:
-                self._take_back(share.job)
+                self.take_back(share.job)
             self._settle(share)
 
     def shrink(self) -> None:
@@ -139,7 +139,7 @@ class Scheduler:
         job.retried.add(QUERY if share.long is None else share.long[0])
         chunk = Share(job, job.epoch, share.query, long=share.long, long_ends=share.long_ends)
         job.running.insert(0, chunk)
-        self._take_back(job)
+        self.take_back(job)
         job.running.remove(chunk)
 
     # ---- pages ----
@@ -148,14 +148,14 @@ class Scheduler:
         for job in list(self._waiting):
             if job.lacks in self._computing:
                 continue
-            if not self._take_pages(job):
+            if not self.take_pages(job):
                 if job.lacks in self._computing:
                     continue
                 return
             self._waiting.remove(job)
             self._activate(job)
 
-    def _take_pages(self, job: Job) -> bool:
+    def take_pages(self, job: Job) -> bool:
         """Give a job all its pages; False if too few are free or another job computes its query."""
         keys = self._keys(job)
         cached = self._find(job, keys)
@@ -359,8 +359,8 @@ class Scheduler:
         job.running.append(share)
         return [share]
 
-    def _take_back(self, job: Job) -> None:
-        """Return the work of all running shares to their job."""
+    def take_back(self, job: Job) -> None:
+        """Return the work of all running shares to their job, which then runs it again."""
         job.epoch += 1
         chunks = []  # of long items, the last chunk first
         for share in reversed(job.running):

@@ -8,7 +8,7 @@ OpenAI's batch format, as vLLM's run-batch takes it: {"custom_id", "method", "ur
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +17,7 @@ import msgspec
 from gpuscore.commands.bulk.inputs import Block, Row
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.work import Answer, Result
-from gpuscore.dialects.dialect import Scored, answered_name, choose
+from gpuscore.dialects.dialect import PreparedBody, answered_name, choose
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF, error_json
 from gpuscore.errors import ConfigError, GpuscoreError, MethodNotAllowed, NotFound
@@ -75,7 +75,7 @@ class Steps:
         served.loaded = model
         self._models = ModelTable([served])
 
-    def prepared(self, method: str, body: bytes, record: RequestRecord) -> Scored[Any]:
+    def prepared(self, method: str, body: bytes, record: RequestRecord) -> PreparedBody[Any]:
         dialect = DIALECT_OF.get(record.route)
         if dialect is None:
             raise NotFound("no such path")
@@ -83,10 +83,13 @@ class Steps:
             raise MethodNotAllowed("this path does not have that method")
         decoded = dialect.decode(body, record, None)
         name = answered_name(choose(self._models, dialect, decoded), decoded)
-        return Scored(decoded, dialect.prepare(self.model, decoded), None, name, record)
+        prepared = dialect.prepare(self.model, decoded)
+        prepared.model, prepared.record = name, record
+        return prepared
 
-    def answer(self, scored: Scored[Any], result: ScoreResult | None) -> bytes:
-        return b"".join(DIALECT_OF[scored.record.route].encode(replace(scored, result=result)))
+    def answer(self, prepared: PreparedBody[Any], result: ScoreResult | None) -> bytes:
+        prepared.result = result
+        return b"".join(DIALECT_OF[prepared.record.route].encode(prepared))
 
 
 class TableTask(Steps):
@@ -142,9 +145,9 @@ class TableTask(Steps):
         except GpuscoreError as error:  # of a single row, or of all together
             yield from divided(error)
         else:
-            yield Unit(rows, scored.prepared.request, partial(self._results, scored), divided)
+            yield Unit(rows, scored.request, partial(self._results, scored), divided)
 
-    def _prepared(self, rows: Sequence[TextRow]) -> Scored[Any]:
+    def _prepared(self, rows: Sequence[TextRow]) -> PreparedBody[Any]:
         options, record = self.options, RequestRecord("", route="/v1/score")
         queries, items = [row.query for row in rows], [row.item for row in rows]
         body: dict[str, Any] = {"on_error": "null"}
@@ -161,7 +164,7 @@ class TableTask(Steps):
             body, record.route = {"input": items}, "/v1/classify"
         return self.prepared("POST", msgspec.json.encode(body), record)
 
-    def _results(self, scored: Scored[Any], result: ScoreResult | None) -> Sequence[Result]:
+    def _results(self, scored: PreparedBody[Any], result: ScoreResult | None) -> Sequence[Result]:
         answer = msgspec.json.decode(self.answer(scored, result))
         results: list[Result] = answer.get("scores")
         if self._family is not None:
@@ -215,10 +218,10 @@ class RequestTask(Steps):
             scored = self.prepared(line.method, bytes(line.body), record)
         except GpuscoreError as error:
             return refused(error)
-        places = scored_places(scored.prepared.errors, scored.body.num_items)
+        places = scored_places(scored.errors, scored.body.num_items)
         return Unit(
             [row],
-            scored.prepared.request,
+            scored.request,
             lambda result: [answer(OK, self.answer(scored, result))],
             lambda error: iter([refused(renumbered(error, places))]),
         )
