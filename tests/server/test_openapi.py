@@ -1,7 +1,4 @@
-"""Promise: the OpenAPI document names every answer.
-
-tests/hostile/test_openapi.py searches for answers that it does not name.
-"""
+"""Promise: the OpenAPI document names every answer."""
 
 import msgspec
 import pytest
