@@ -143,7 +143,7 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
             times.clear()
         request, scheduler = next(draws), Scheduler(LIMITS, prefix_cache=False)
         works = timed("plan and pack", partial(all_batches, scheduler, request))
-        batches = [work.batch for work in works]
+        batches = [batch for _, batch in works]
         timed("tile tables", partial(list, map(launcher.attention.tables, batches)))
         pending = timed("launch", partial(list, map(launcher.launch, batches)))
         timed("collect", partial(list, map(call, pending)))

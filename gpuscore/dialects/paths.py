@@ -10,6 +10,7 @@ TOKENIZER_INFO_PATH = "/tokenizer_info"
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 # Infinity's clients want returned documents as text; all others want objects.
 INFINITY_RERANK_PATH = "/infinity/rerank"
+TEXT_RANKING_PATH = "/pipeline/text-ranking"
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
 MODELS_PATH = "/v1/models"
 # Pages for people; without --no-ui, the first two are served.

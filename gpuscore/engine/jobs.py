@@ -1,9 +1,10 @@
-"""A request in the scheduler (`Job`), the part of it that one batch computes (`Share`), and a batch
-(`Work`), which `draft_batch` lays out as segments and their cached prefixes."""
+"""A request in the scheduler (`Job`), and the part of it that one batch computes (`Share`);
+`draft_batch` lays the shares of a batch out as segments and their cached prefixes."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, groupby
 
 import numpy as np
 
@@ -132,6 +133,7 @@ class Share:
     rest: int = 0  # query tokens at the start of the long item's chunks
     long_ends: bool = False  # the item's last chunk; only `every_position` scores the others
     tokens: int = 0
+    alone: bool = False  # a single item that runs again after a non-finite row
 
     @property
     def firsts(self) -> list[int]:
@@ -195,23 +197,16 @@ class Share:
         return len(self.firsts) + (self.long is not None) + (self.query[1] > self.query[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A batch and the shares in it; scored rows follow the order of shares and their items."""
-
-    batch: PackedBatch
-    shares: tuple[Share, ...]
-    alone: bool = False  # a single item that runs again after a non-finite row
-
-    def is_minimal(self, min_tokens: int) -> bool:
-        """True if the batch cannot be made smaller: one family, or at most `min_tokens` tokens."""
-        if len(self.shares) > 1 or self.shares[0].pieces > 1:
-            return False
-        return bool(self.shares[0].items) or self.batch.num_tokens <= min_tokens
+def is_minimal(shares: Sequence[Share], min_tokens: int) -> bool:
+    """True if a batch cannot be made smaller: one family, or at most `min_tokens` tokens."""
+    if len(shares) > 1 or shares[0].pieces > 1:
+        return False
+    return bool(shares[0].items) or shares[0].tokens <= min_tokens
 
 
 def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
-    """Return the batch that computes these shares, in this order."""
+    """Return the batch that computes these shares; its scored rows follow their order and that of
+    their items."""
     segments = SegmentColumns()
     prefixes: list[Prefix] = []
     for share in shares:
@@ -250,41 +245,36 @@ def _add_share(
             labels = request.query_labels[start:stop]
             segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
         parent = segments.add(segment)
-    if plan.parents is not None:
-        _add_families(share, row, parent, segments)
-    else:
-        lse, every = request.need_lse, request.every_position
-        segments.add_like(
-            Segment(NO_TOKENS, job.cut, row, parent, need_lse=lse, every_row=every),
-            [plan.item_ids[item] for item in share.items],
-            [plan.label_ids[item] for item in share.items],
-        )
+    _add_items(share, row, parent, segments)
     if share.long is not None:
         _add_long_chunk(share, limits, segments, prefixes)
 
 
-def _add_families(share: Share, row: int, query: int, segments: SegmentColumns) -> None:
+def _add_items(share: Share, row: int, query: int, segments: SegmentColumns) -> None:
     """Add the share's items, each below its parent or the query's segment."""
-    plan, place = share.job.plan, dict[int, int]()
-    every = plan.request.every_position
-    assert plan.parents is not None  # noqa: S101  (the caller has checked it)
-    for item, above in zip(share.items, plan.parents[share.items].tolist(), strict=True):
-        start, parent = share.job.cut, query
+    plan, request, place = share.job.plan, share.job.request, dict[int, int]()
+    groups: Iterable[tuple[int, Iterable[int]]] = [(-1, share.items)]
+    if plan.parents is not None:  # neighbours with the same parent have no descendants between them
+        groups = groupby(share.items, plan.parents.__getitem__)
+    for above, group in groups:
+        start, parent, items = share.job.cut, query, [*group]
         if above >= 0:
             parent = place[above]
             start = segments.start[parent] + len(segments.token_ids[parent])
-        labels = plan.label_ids[item]
-        scored = len(labels) > 0
-        segment = Segment(
-            plan.item_ids[item],
-            start,
-            row,
-            parent,
-            label_ids=labels if scored else None,
-            need_lse=scored and plan.request.need_lse,
-            every_row=every,
+        first = segments.add_like(
+            Segment(
+                NO_TOKENS,
+                start,
+                row,
+                parent,
+                need_lse=request.need_lse,
+                every_row=request.every_position,
+            ),
+            [plan.item_ids[item] for item in items],
+            [labels if len(labels := plan.label_ids[item]) else None for item in items],
         )
-        place[item] = segments.add(segment)
+        if plan.parents is not None:
+            place.update(zip(items, count(first)))
 
 
 def _add_long_chunk(

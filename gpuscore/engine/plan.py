@@ -15,9 +15,10 @@ are in bench/LOG.md, shows this to cost about as much as a token for every 14 ro
 """
 
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class Plan:
     query_ids: Int32Array  # [cut]
     item_ids: tuple[Int32Array, ...]  # each [>= 1]
     label_ids: tuple[Int32Array, ...]  # one per item, each [>= 0]
-    parents: Int32Array | None = None  # [items] earlier item, -1 = the query; None = all the query
+    parents: list[int] | None = None  # of each item, -1 = the query; None = all the query
     rows: Sequence[Sequence[int]] | None = None  # of each item, see `rows_of`; None = its number
     label_tokens: int = 0
 
@@ -91,8 +92,8 @@ class Plan:
         """Return the items of each family, in order."""
         if self.parents is None:
             return [range(item, item + 1) for item in range(len(self.item_ids))]
-        heads = [*np.flatnonzero(self.parents < 0).tolist(), len(self.parents)]
-        return [range(start, stop) for start, stop in zip(heads, heads[1:], strict=False)]
+        heads = [item for item, parent in enumerate(self.parents) if parent < 0]
+        return [range(start, stop) for start, stop in pairwise([*heads, len(self.parents)])]
 
 
 def plan_items(
@@ -105,19 +106,22 @@ def plan_items(
             position twice costs more than to leave a batch unfilled, so such a family may fill one.
     """
     query, items = cut_for_labels(request, limits)
-    if request.trie is None and not request.every_position and _all_begin_differently(items):
+    alike = len({item[:LEAST].tobytes() for item in items}) < len(items)
+    if not (alike or request.trie is not None or request.every_position):
         return Plan(request, query, items, request.label_ids)
     heads = _heads(request, items, limits)
-    most = limits.max_tokens // (1 if request.every_position else parts)
+    tree = None
     # With --deterministic bits depend on what is a segment.
-    tree = None if limits.deterministic_chunk else _shared(request, heads, most)
+    if (alike or len(heads) > len(items)) and not limits.deterministic_chunk:
+        parts = 1 if request.every_position else parts
+        tree = _shared(request, heads, limits.max_tokens // parts)
     if tree is None:
         if request.trie is None and len(heads) == len(items) and not request.every_position:
             return Plan(request, query, items, request.label_ids)
         tree = _Tree(request, heads)
         for head in heads:
             tree.append(head)
-    parents = np.array(tree.parents, np.int32) if max(tree.parents) >= 0 else None
+    parents = tree.parents if max(tree.parents) >= 0 else None
     items, labels = tuple(tree.items), tuple(tree.labels)
     made = Plan(request, query, items, labels, parents=parents, rows=tree.rows)
     if request.trie is None:
@@ -127,11 +131,6 @@ def plan_items(
     own = [len(head.tokens) for head in heads if head.is_item]
     prompts = min(sum(own), every - len(own) * request.trie.num_nodes)
     return replace(made, label_tokens=every - prompts)
-
-
-def _all_begin_differently(items: Sequence[Int32Array]) -> bool:
-    """Return whether no two items are equal or share a beginning that could be shared."""
-    return len({item[:LEAST].tobytes() for item in items}) == len(items)
 
 
 def _equal_items(request: ScoreRequest) -> list[list[int]]:
@@ -196,9 +195,6 @@ def _shared(request: ScoreRequest, heads: Sequence[_Head], max_tokens: int) -> "
     Families get at most `max_tokens` tokens, so a beginning is computed again for each of several
     families that share it.
     """
-    starts = [head.tokens[:LEAST].tobytes() for head in heads if len(head.tokens) > LEAST]
-    if len(set(starts)) == len(starts):
-        return None
     order = sorted_order([head.tokens for head in heads])
     tree = _Tree(request, [heads[place] for place in order])
     tree.append_all(max_tokens)
@@ -242,12 +238,12 @@ class _Tree:
     def append_all(self, max_tokens: int) -> None:
         """Add all items, which are sorted; neighbours that share a beginning become families."""
         tokens = [head.tokens for head in self._heads]
-        self._lengths, self._common = np.array([*map(len, tokens)], np.int64), _common(tokens)
+        self._lengths, self._common = [*map(len, tokens)], _common(tokens)
         if self._every:
             labels = _common([head.labels for head in self._heads])
-            self._common = np.minimum(self._common, labels)
-        waiting = [*self._runs(0, len(self._heads), LEAST)][::-1]
-        own = np.cumsum([0, *(self._lengths - self._common)])
+            self._common = [*map(min, self._common, labels)]
+        waiting = self._runs(0, len(self._heads), LEAST)[::-1]
+        own = [0, *accumulate(map(sub, self._lengths, self._common))]
         while waiting:
             start, stop = waiting.pop()
             kept = len(self.items)
@@ -262,11 +258,11 @@ class _Tree:
             middle = (start + stop) // 2
             waiting += [(middle, stop), (start, middle)]
 
-    def _runs(self, start: int, stop: int, least: int) -> Iterator[tuple[int, int]]:
+    def _runs(self, start: int, stop: int, least: int) -> list[tuple[int, int]]:
         """Divide sorted items where neighbours share fewer than `least` first tokens."""
-        cuts = np.flatnonzero(self._common[start + 1 : stop] < least) + start + 1
-        bounds = [start, *cuts.tolist(), stop]
-        yield from zip(bounds, bounds[1:], strict=False)
+        common = self._common
+        cuts = [place for place in range(start + 1, stop) if common[place] < least]
+        return [*pairwise([start, *cuts, stop])]
 
     def _append_run(self, start: int, stop: int) -> None:
         """Add the tree of a run of sorted items."""
@@ -282,22 +278,21 @@ class _Tree:
             elif self._pays(start, stop, depth, shared):
                 self._append_beginning(start, stop, slice(depth, shared), parent)
                 depth, parent, level = shared, len(self.items) - 1, level + 1
-                parts = [*self._runs(start, stop, depth + LEAST)]
+                parts = self._runs(start, stop, depth + LEAST)
             else:  # fewer neighbours may share more
-                parts = [*self._runs(start, stop, int(self._common[start + 1 : stop].min()) + 1)]
+                parts = self._runs(start, stop, min(self._common[start + 1 : stop]) + 1)
             waiting += [(*part, depth, parent, level) for part in reversed(parts)]
 
     def _pays(self, start: int, stop: int, depth: int, shared: int) -> bool:
         """True if computing the tokens from `depth` to `shared` once is worth a segment."""
         count = stop - start
         saved = (count - 1) * (shared - depth)
-        below = int(self._lengths[start:stop].sum()) - count * shared
+        below = sum(self._lengths[start:stop]) - count * shared
         return shared - depth >= LEAST and saved >= SAVED and saved * ROWS_PER_TOKEN >= below
 
     def _shared_tokens(self, start: int, stop: int) -> int:
         """Count the tokens that sorted items share; each item keeps a last token of its own."""
-        common = int(self._common[start + 1 : stop].min())
-        return min(common, int(self._lengths[start:stop].min()) - 1)
+        return min(*self._common[start + 1 : stop], min(self._lengths[start:stop]) - 1)
 
     def _append_beginning(self, start: int, stop: int, part: slice, parent: int) -> None:
         """Add these tokens, which a run of sorted items shares."""
@@ -309,6 +304,6 @@ class _Tree:
         self._add(head.tokens[part], labels, parent, rows)
 
 
-def _common(sequences: Sequence[Int32Array]) -> np.ndarray:
+def _common(sequences: Sequence[Int32Array]) -> list[int]:
     """Return how many first tokens each sequence shares with the one before it."""
-    return np.array([0, *map(common_prefix, sequences, sequences[1:])], np.int64)
+    return [0, *map(common_prefix, sequences, sequences[1:])]

@@ -110,7 +110,7 @@ class Ticket:
                 self.top_ids[part] = page.top_ids[:, :count]
                 self.top_logits[part] = page.top_logits[:, :count]
         if stop:
-            self._arrive(np.arange(stop))
+            self.arrive(np.arange(stop))
 
     @property
     def done(self) -> int:
@@ -137,7 +137,7 @@ class Ticket:
             made = _rows(scores.label_logits, bounds)
             for row, place in zip(kept.tolist(), places.tolist(), strict=True):
                 self.label_logits[place] = made[row]
-        self._arrive(places)
+        self.arrive(places)
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -199,7 +199,7 @@ class Ticket:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(kept, counts) + within, np.repeat(places, counts) + within, broken
 
-    def _arrive(self, places: Places) -> None:
+    def arrive(self, places: Places) -> None:
         """Mark these rows as arrived; what runs again repeats some."""
         self.rows_left -= len(places) - int(np.count_nonzero(self._there[places]))
         self._there[places] = True

@@ -1,16 +1,14 @@
 """Results of `Scorer`'s methods, as tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.results import ItemError, spread
-
-Document: TypeAlias = str | Mapping[str, Any]
 
 
 class TokenCounts(TypedDict):
@@ -69,7 +67,7 @@ class Ranking:
     indices: NDArray[np.int64]  # [n]
     scores: Float64Array  # [n]
     truncated: BoolArray  # [n]
-    documents: tuple[Document, ...]  # [n]
+    documents: tuple[str, ...]  # [n]
     prompt_tokens: int
     cached_tokens: int
     errors: tuple[ItemError, ...] = ()

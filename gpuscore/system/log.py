@@ -27,11 +27,6 @@ _CAPACITY = 10_000  # most lines that may wait
 _STANDARD_ERROR = 2
 
 
-def chosen_format() -> LogFormat:
-    """Return the format of the log: text on a terminal, JSON elsewhere."""
-    return "text" if os.isatty(_STANDARD_ERROR) else "json"
-
-
 class JsonFormatter(logging.Formatter):
     """A formatter of log records as JSON lines.
 
@@ -68,10 +63,14 @@ class LogWriter:
     """A writer of lines in a thread of its own, so that a slow reader delays no request.
 
     If the queue is full, lines are dropped and counted.
+
+    Attributes:
+        style: of the lines: text on a terminal, JSON elsewhere.
     """
 
     def __init__(self, descriptor: int = _STANDARD_ERROR, capacity: int = _CAPACITY) -> None:
         self.dropped = 0
+        self.style: LogFormat = "text" if os.isatty(descriptor) else "json"
         self._descriptor, self._capacity = descriptor, capacity
         self._lines: deque[bytes] = deque()
         self._torn = False  # the last line that was written may lack its end
@@ -150,10 +149,10 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _WriterHandler(logging.Handler):
-    def __init__(self, writer: LogWriter, style: LogFormat) -> None:
+    def __init__(self, writer: LogWriter) -> None:
         super().__init__()
         self.writer = writer
-        self.setFormatter(TextFormatter() if style == "text" else JsonFormatter())
+        self.setFormatter(TextFormatter() if writer.style == "text" else JsonFormatter())
 
     def close(self) -> None:
         """Write what is queued; `logging.shutdown` calls this before a process ends."""
@@ -165,11 +164,11 @@ class _WriterHandler(logging.Handler):
 
 
 @contextmanager
-def logging_to(writer: LogWriter, style: LogFormat = "json") -> Iterator[None]:
+def logging_to(writer: LogWriter) -> Iterator[None]:
     """Send all log records of the process through the writer."""
     root = logging.getLogger()
     before = root.handlers[:]
-    root.handlers[:] = [_WriterHandler(writer, style)]
+    root.handlers[:] = [_WriterHandler(writer)]
     logging.captureWarnings(True)
     sys.stderr.flush()
     try:

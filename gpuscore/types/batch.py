@@ -19,7 +19,7 @@ K states.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -45,13 +45,17 @@ def common_prefix(a: Int32Array, b: Int32Array) -> int:
     """Return the number of first tokens that both have."""
     length = min(len(a), len(b))
     differ = a[:length] != b[:length]
-    return int(differ.argmax()) if differ.any() else length
+    first = int(differ.argmax()) if length else 0  # 0 if none differ
+    return first if length and differ[first] else length
 
 
 def sorted_order(sequences: Sequence[Int32Array]) -> list[int]:
     """Return the places of sequences of token ids, sorted as the ids are: a prefix comes first."""
     # Of ids, which are not negative, big-endian bytes sort as the ids do.
-    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
+    together = np.concatenate(sequences).astype(">i4").tobytes()
+    bounds = accumulate((4 * len(ids) for ids in sequences), initial=0)
+    keys = [together[start:stop] for start, stop in pairwise(bounds)]
+    return sorted(range(len(sequences)), key=keys.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from gpuscore import Scorer
 from gpuscore.errors import ConfigError
 from gpuscore.models.adapter import CONFIG, WEIGHTS
+from support import programs
 from support.adapters import BASE, CASES, FOLDER, PROMPTS
 from support.connections import connected
 from support.serving import serving
@@ -108,6 +109,14 @@ def test_tensors_that_do_not_fit(tmp_path, tensors, drop, message):
     """An adapter of another base model has other shapes."""
     with pytest.raises(ConfigError, match=message):
         scores(changed(tmp_path, "patterns", tensors=tensors, drop=drop))
+
+
+def test_a_server_with_an_adapter_of_another_base(tmp_path):
+    other = changed(tmp_path, "patterns", tensors={f"{LAYER}lora_A.weight": ODD["x"]})
+    done = programs.run("serve", BASE, "--adapter", other, "--port", "0", "--dtype", "float32")
+    assert done.returncode == 78
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert "adapter_model.safetensors: A of model.layers.0.self_attn.q_proj.weight is" in line
 
 
 def test_no_adapter(tmp_path):

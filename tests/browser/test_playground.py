@@ -31,7 +31,6 @@ def test_an_address_fills_and_runs_a_request(page, server, picture):
     assert head == ["Rank", "Item", "yes", "no", "P(yes)", "P(no)", "Label mass"]
     expect(page.locator("#results .bar").last).to_be_visible()
     assert re.search(r"53 prompt tokens, \d+ of them cached", page.locator(".summary").inner_text())
-    expect(page.locator(".stages")).to_contain_text("device")
 
 
 def test_labels_of_several_tokens_divided_by_lines(page, server):
@@ -177,7 +176,6 @@ def test_keys(page, guarded, seen, picture):
     page.keyboard.press("Enter")
     done(page)
     assert rows(page)[0][1] == BEST
-    expect(page.locator("#results")).to_contain_text("--timing-headers")
     expect(page.locator("#code")).to_contain_text("$GPUSCORE_API_KEY")
     stored = page.evaluate(
         "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"

@@ -194,7 +194,7 @@ def test_a_failed_chunk_costs_itself_and_the_one_launched_since(failing):
 def test_a_chunk_that_is_not_finite_runs_again(spoilt, always, query):
     """The spoilt chunk and what was launched since on its pages run again, but no earlier chunk."""
     backend = TapeBackend(max_tokens=32, num_pages=128)
-    plain, steps = backend._run, []
+    plain, steps = backend.run, []
 
     def run_spoilt(batch):
         scores = plain(batch)
@@ -203,7 +203,7 @@ def test_a_chunk_that_is_not_finite_runs_again(spoilt, always, query):
             scores.lse[3] = np.nan
         return scores
 
-    backend._run = run_spoilt
+    backend.run = run_spoilt
     runner = Runner(backend)
     rng = np.random.default_rng(0)
     request = of_prompts([rng.integers(0, 900, 150)], 140) if query else request_of(rng, [150])

@@ -207,8 +207,8 @@ def test_progress_counts_the_callers_items():
 class BrokenTape(TapeBackend):
     """A tape whose rows after the token 950 are no numbers."""
 
-    def _run(self, batch):
-        scores = super()._run(batch)
+    def run(self, batch):
+        scores = super().run(batch)
         broken = [950 in batch.token_ids[: row + 1].tolist()[-3:] for row in batch.score_rows]
         scores.label_logits[np.repeat(broken, np.diff(batch.cu_labels))] = np.nan
         return scores

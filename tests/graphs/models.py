@@ -90,10 +90,10 @@ def started(
             (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
             (backend_module, "measure", noting),
             # It compares results, of which there are none.
-            (TorchBackend, "_check", lambda *arguments: None),
+            (backend_module, "check_start", lambda *arguments: None),
             # FlashAttention 4's kernel is no code of Triton's: an operator counts for it.
             (fa4, "load", lambda *sizes: lambda q, k, v, out, *others: out.zero_()),
-            (choice, "_REASONS", choice._REASONS | {"fa4": choice._REASONS["triton"]}),
+            (choice, "REASONS", choice.REASONS | {"fa4": choice.REASONS["triton"]}),
         ):
             stack.enter_context(mock.patch.object(module, name, stand_in))
         (folder / "config.json").write_text(json.dumps(config))

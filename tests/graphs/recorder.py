@@ -212,7 +212,7 @@ class Recorder(TorchDispatchMode):
             self.allocated(tensor)
         works = not func.is_view and func.overloadpacket not in IDLE
         if works and any(x.is_meta and x.numel() for x in made or used):
-            self.launched(func.overloadpacket._qualified_op_name, [x for x in used if x.is_meta])
+            self.launched(func.name().partition(".")[0], [x for x in used if x.is_meta])
         return result
 
     def _scalar(self, func: OpOverload, x: Tensor) -> Any:

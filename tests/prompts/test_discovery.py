@@ -46,6 +46,7 @@ def prompts_of(tokenizer):
         ("zeroentropy/zerank-1-small-reranker", "Qwen3ForCausalLM", registry.ZERANK),
         ("zeroentropy/zerank-1-smaller", "Qwen3ForCausalLM", None),
         ("BAAI/bge-reranker-v2-gemma", "GemmaForCausalLM", registry.BGE_RERANKER_V2_GEMMA),
+        ("ibm/granite-guardian-3.3-8b", "GraniteForCausalLM", None),
         ("demo", "Qwen3ForCausalLM", registry.DEMO),
         ("Qwen/Qwen3-0.6B", "Qwen3ForCausalLM", None),
         ("someone/demolition", "Qwen3ForCausalLM", None),
@@ -199,6 +200,9 @@ def test_a_token_that_the_model_does_not_have(tmp_path, prompts_of):
     family = find_family("auto", tmp_path, [], QWEN_SPECIALS)
     with pytest.raises(ConfigError, match=r"reads the logit of 1000000; the model has 0 to"):
         prompts_of(family)
+    write(tmp_path, {"config.json": {"text_config": {"vocab_size": 10**6}}})
+    with pytest.raises(ConfigError, match=r"config.json: true_token_id .* 0 to 999999, found"):
+        find_family("auto", tmp_path, [], QWEN_SPECIALS)
 
 
 @pytest.mark.parametrize(

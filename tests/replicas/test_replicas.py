@@ -81,7 +81,7 @@ def replicas(shared):
 
 
 def pids(replicas):
-    return [client.pid for client in replicas._replicas]
+    return [client.pid for client in replicas.engines]
 
 
 def cores_of(pid):
@@ -167,7 +167,7 @@ def test_the_end_comes_when_no_replica_can_be_kept(make_replicas):
     patience = Patience(delay=0.05, max_failures=2)
     replicas = make_replicas(patience=patience)
     replicas.wait_ready()
-    clients = replicas._replicas
+    clients = replicas.engines
     for _ in range(3):  # one of them alone may fail more often
         wait_until(lambda: clients[0].alive)
         os.kill(clients[0].pid, signal.SIGKILL)

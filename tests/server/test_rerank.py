@@ -104,6 +104,12 @@ def test_tei(demo, relevance):
     answer = demo.post("/rerank", json=body).json()
     assert [set(entry) for entry in answer] == [{"index", "score"}] * 5
     assert [entry["index"] for entry in answer] == np.argsort(-relevance, kind="stable").tolist()
+    # As in the pull request 2496 of huggingface.js.
+    wrapped = demo.post("/pipeline/text-ranking", json={"inputs": body})
+    assert wrapped.json() == answer
+    for wrong in ({"inputs": "a"}, {"inputs": body | {"x": 1}}, {"inputs": body, "x": 1}, {}):
+        refused = demo.post("/pipeline/text-ranking", json=wrong)
+        assert (refused.status_code, set(refused.json())) == (400, {"error", "error_type"})
     answer = demo.post("/rerank", json=body | {"return_text": True, "raw_scores": True}).json()
     assert all(entry["text"] == DOCUMENTS[entry["index"]] for entry in answer)
     assert answer[0]["score"] == pytest.approx(

@@ -1,5 +1,4 @@
-"""Promise: traces and timing headers show the stages of a request, to callers who asked for
-them."""
+"""Promise: traces show the stages of a request, to callers who asked for them."""
 
 import os
 import subprocess
@@ -17,7 +16,6 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.spans import SpanTracer
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.types.record import STAGES, RequestRecord
-from support.connections import score
 from support.serving import wait_until
 from support.stub_service import ask, stub_service
 from support.watched_server import BODY
@@ -162,15 +160,3 @@ class TestTraces:
         assert done.stderr.startswith("gpuscore: OTEL_EXPORTER_OTLP_ENDPOINT asks for traces")
         assert "pip install 'opentelemetry-exporter-otlp-proto-http>=" in done.stderr
         assert done.stderr.count("\n") == 1
-
-
-class TestTimingHeaders:
-    def test_the_stages_of_a_request(self, watched):
-        header = score(watched.client, **BODY).headers["server-timing"]
-        parts = dict(part.split(";dur=") for part in header.split(", "))
-        assert list(parts) == [*STAGES, "total"]
-        values = [float(value) for value in parts.values()]
-        assert 0 < sum(values[:-1]) <= values[-1] + 0.01
-
-    def test_timing_headers_need_their_flag(self, client):
-        assert "server-timing" not in score(client, **BODY).headers

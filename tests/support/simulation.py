@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from gpuscore.engine.jobs import Work
+from gpuscore.engine.jobs import Share
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
@@ -33,17 +33,23 @@ from support.simulated_backend import LSE, TOP_ID, TOP_LOGIT, SimulatedBackend, 
 class SimulatedRunner(Runner):
     """A runner that tells the backend the tenants of a batch, which no real backend needs."""
 
-    def _launch(self, work: Work, planned: float):  # type: ignore[no-untyped-def]
+    def __init__(self, backend: Any, *settings: Any, **options: Any) -> None:
+        super().__init__(backend, *settings, **options)
+        plain = self.scheduler.next_batch
+        self.scheduler.next_batch = lambda: self.told(plain())  # type: ignore[method-assign]
+
+    def told(self, shares: list[Share]) -> list[Share]:
+        """Tell the backend about a batch, which is launched next."""
         tenants = []
         chunk = self.scheduler.chunk
-        for share in work.shares:
+        for share in shares:
             start, stop = share.query
             assert start % chunk == 0 or start == stop == share.job.cut
             assert stop % chunk == 0 or stop == share.job.cut
             prefixes = (bool(share.items) or share.query[1] > share.query[0]) + bool(share.long)
             tenants += [int(share.job.request.salt)] * prefixes
         self.backend.tenants = tenants  # type: ignore[attr-defined]
-        return super()._launch(work, planned)
+        return shares
 
 
 @dataclass
@@ -148,7 +154,7 @@ class World:
         if not self.runner.scheduler.fits(plan):
             return
         if self.backend.strikes("poison"):
-            self.backend.poison.add(self._states(request, 0)[-1])
+            self.backend.poison.add(self.states_of(request, 0)[-1])
         ticket = Ticket(plan, Future(), None, arrived=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
@@ -184,7 +190,7 @@ class World:
         return np.concatenate([request.query_ids, request.item_ids[item]])
 
     @classmethod
-    def _states(cls, request: ScoreRequest, item: int) -> list[int]:
+    def states_of(cls, request: ScoreRequest, item: int) -> list[int]:
         """Return the hash states of the item's last token, or of each of its tokens."""
         seen = triples(int(request.salt), 0, cls._prompt(request, item))
         last = len(seen)
@@ -206,7 +212,7 @@ class World:
         return sums
 
     def _lse(self, request: ScoreRequest, item: int) -> np.float32:
-        return hashed(self._states(request, item)[-1], LSE)
+        return hashed(self.states_of(request, item)[-1], LSE)
 
     @staticmethod
     def _query_states(request: ScoreRequest) -> list[int]:
@@ -236,7 +242,7 @@ class World:
         first = len(request.row_labels) - len(request.item_ids)  # 1 if the query is scored
         for place, labels in enumerate(request.row_labels):
             states = (
-                self._states(request, place - first)
+                self.states_of(request, place - first)
                 if place >= first
                 else self._query_states(request)
             )

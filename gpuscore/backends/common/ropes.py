@@ -127,6 +127,12 @@ def _rope_scaling(
             f"config.json: {key}.partial_rotary_factor is "
             f"{shown(rope.fields['partial_rotary_factor'])}; supported: 1"
         )
+    if kind == "longrope":
+        raise ConfigError(
+            f"config.json: {key} has rope_type longrope, whose frequencies depend on the length of "
+            "the longest prompt in a batch, so an item's score would depend on the other items; "
+            f"supported: {', '.join(_ROPE_KEYS)}"
+        )
     if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         raise ConfigError(
             f"config.json: rope_type is {shown(kind)}; supported: {', '.join(_ROPE_KEYS)}"

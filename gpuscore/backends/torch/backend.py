@@ -277,7 +277,7 @@ class TorchBackend:
             # The graph comes first, because torch empties its cache before a capture: the memory
             # that batches took before would not count together with the graph's.
             self._run(self.launcher.capture_largest).result()
-            self._run_all(batches)
+            self.run_all(batches)
 
         parts: Sequence[Iterable[PackedBatch]] = [self._largest()]
         if self.device.type == "cpu":
@@ -325,8 +325,9 @@ class TorchBackend:
 
     def _set_up(self) -> None:
         rows = (1, TILE_ROWS + 1) if self.plan.kernels else (1,)  # fewer and more than a tile
-        self._run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
+        self.run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
 
-    def _run_all(self, batches: Iterable[PackedBatch]) -> None:
+    def run_all(self, batches: Iterable[PackedBatch]) -> None:
+        """Compute batches one after the other, for their memory or their set-up alone."""
         for batch in batches:
             self.collect(self.extend(batch))
