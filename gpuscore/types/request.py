@@ -66,18 +66,29 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
     def __post_init__(self) -> None:
         if not self.sequences or not all(self.sequences):
             raise ValueError("labels are at least one, of at least one token each")
-        grown = _Growing()
-        paths = [grown.add(sequence) for sequence in self.sequences]
-        order = grown.preorder()  # of the rows, the item's first
-        row_of = {number: row for row, number in enumerate(order)}
-        columns = [grown.columns[number] for number in order]
-        starts = np.cumsum([0, *map(len, columns)])
-        places = [starts[row_of[number]] + column for path in paths for number, column in path]
+        columns: list[dict[int, int]] = [{}]  # of each row, its tokens and their columns
+        lineage: list[tuple[int, ...]] = [()]  # of each row, the rows above it and itself
+        nodes: dict[tuple[int, int], int] = {}  # the row above, the token: the row
+        steps: list[tuple[int, int]] = []  # of each label's tokens: a row, and a column of it
+        for *firsts, last in self.sequences:
+            row = 0
+            for token in firsts:
+                steps.append((row, columns[row].setdefault(token, len(columns[row]))))
+                above, row = row, nodes.setdefault((row, token), len(columns))
+                if row == len(columns):
+                    columns.append({})
+                    lineage.append((*lineage[above], row))
+            steps.append((row, columns[row].setdefault(last, len(columns[row]))))
+        order = sorted(range(len(columns)), key=lineage.__getitem__)  # preorder
+        place = {row: number for number, row in enumerate(order)}
+        starts = np.cumsum([0, *(len(columns[row]) for row in order)])
+        added = [*nodes]
+        ends = [added[row - 1] for row in order[1:]]
         self.__dict__.update(
-            tokens=_int32([grown.tokens[number] for number in order[1:]]),
-            parents=_int32([row_of[grown.parents[number]] - 1 for number in order[1:]]),
-            next_ids=tuple(_int32([*ids]) for ids in columns),
-            places=_int32(places),
+            tokens=_int32([token for _, token in ends]),
+            parents=_int32([place[above] - 1 for above, _ in ends]),
+            next_ids=tuple(_int32([*columns[row]]) for row in order),
+            places=_int32([starts[place[row]] + column for row, column in steps]),
             lengths=_int32([*map(len, self.sequences)]),
             counted=_int32(_shortest(self.sequences)),
         )
@@ -119,51 +130,15 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
         return summed
 
 
-class _Growing:
-    """A trie to which labels are added; number 0 is the item, others are nodes as they came."""
-
-    def __init__(self) -> None:
-        self.tokens, self.parents = [-1], [-1]
-        self.columns: list[dict[int, int]] = [{}]  # of each row, its tokens and their columns
-        self._below: list[dict[int, int]] = [{}]  # the nodes that continue it, by token
-
-    def add(self, sequence: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the row that gives each token's probability, by number, and the column in it."""
-        number, path = 0, []
-        for place, token in enumerate(sequence):
-            columns = self.columns[number]
-            path.append((number, columns.setdefault(token, len(columns))))
-            if place < len(sequence) - 1:
-                number = self._node(number, token)
-        return path
-
-    def preorder(self) -> list[int]:
-        order, waiting = [], [0]
-        while waiting:
-            order.append(waiting.pop())
-            waiting += reversed(self._below[order[-1]].values())
-        return order
-
-    def _node(self, parent: int, token: int) -> int:
-        below = self._below[parent]
-        if token not in below:
-            below[token] = len(self.tokens)
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.columns.append({})
-            self._below.append({})
-        return below[token]
-
-
 def _shortest(sequences: Sequence[tuple[int, ...]]) -> list[int]:
     """Return the places of the labels, each once, that do not continue another label."""
-    ends: list[int] = []
-    ordered = sorted(range(len(sequences)), key=lambda label: sequences[label])
-    for label in ordered:  # those that continue a label follow it directly
-        last = sequences[ends[-1]] if ends else None
-        if last is None or sequences[label][: len(last)] != last:
-            ends.append(label)
-    return sorted(ends)
+    first = {sequence: label for label, sequence in reversed([*enumerate(sequences)])}
+    return [
+        label
+        for label, sequence in enumerate(sequences)
+        if first[sequence] == label
+        and not any(sequence[:end] in first for end in range(1, len(sequence)))
+    ]
 
 
 def _int32(values: Sequence[int]) -> Int32Array:
