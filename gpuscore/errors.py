@@ -72,6 +72,13 @@ class EmptyPrompt(GpuscoreError, status=400):
     """
 
 
+class NoExtractionToken(GpuscoreError, status=400):
+    """An item does not hold the token of `score_extraction_token`, so nothing can be read there.
+
+    Remedy: Put the token after each candidate of the item.
+    """
+
+
 class PromptTooLong(GpuscoreError, status=400):
     """A prompt, with a label of several tokens after it, is longer than the model or
     `--max-model-len` allows.
@@ -88,7 +95,7 @@ class TooManyItems(GpuscoreError, status=400):
 
 
 class TooManyLabels(GpuscoreError, status=400):
-    """An item has more labels than `--max-labels`.
+    """An item has more labels than `--max-labels`, or all rows together more than an answer holds.
 
     Remedy: Ask for fewer labels, or raise the limit.
     """

@@ -24,7 +24,7 @@ from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.joining import PromptBuilder, Prompts
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix, sorted_order
-from gpuscore.types.request import MAX_TOP, ScoreRequest
+from gpuscore.types.request import MAX_TOP, Readouts, ScoreRequest
 
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
 # share. Each gets as large a share of every batch as another caller's request.
@@ -156,14 +156,14 @@ def _every_position(
     """Return the engine's request for prompts that begin alike."""
     labels = tuple(map(following, prompts))
     cut = positions_cut(prompts, builder.backend)
+    items = tuple(prompt[cut:] for prompt in prompts)
     return ScoreRequest(
         prompts[0][:cut],
-        tuple(prompt[cut:] for prompt in prompts),
+        items,
         tuple(ids[cut:] for ids in labels),
         need_lse=True,
         num_top=_num_top(body, builder),
-        every_position=True,
-        query_labels=labels[0][:cut] if cut else None,
+        readouts=Readouts.every(items, labels[0][:cut]),
         **body.terms._asdict(),
     )
 
