@@ -25,21 +25,22 @@ class ScoreAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of POST /v1/score."""
 
     scores: Annotated[
-        list[list[float] | None],
+        list[list[float | list[float]] | None],
         about(
             "A row per item and a number per label, in the request's order; null for an item in "
-            "`errors`."
+            "`errors`. With `score_extraction_token` a list of rows per item; so are "
+            "`label_logprobs`, and `label_mass` is a list of numbers."
         ),
     ]
     model: AnsweredModel
     usage: TokenUsage
     object: Annotated[str, about("Always `scoring`.")]
     label_logprobs: Annotated[
-        list[list[float] | None] | None,
+        list[list[float | list[float]] | None] | None,
         about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
     ] = None
     label_mass: Annotated[
-        list[float | None] | None,
+        list[float | list[float] | None] | None,
         about(
             "Per item, the probability of all its labels together. A label that continues another "
             "one does not count, because its probability is part of the other's."

@@ -17,14 +17,14 @@ from gpuscore.dialects.completion_answer import (
     following,
 )
 from gpuscore.dialects.decoding import accepting, strict_decoder
-from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
+from gpuscore.dialects.dialect import Dialect, PreparedBody
 from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.joining import PromptBuilder, Prompts
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix, sorted_order
-from gpuscore.types.request import MAX_TOP, ScoreRequest
+from gpuscore.types.request import MAX_TOP, Readouts, ScoreRequest
 
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
 # share. Each gets as large a share of every batch as another caller's request.
@@ -114,7 +114,7 @@ def _check_tokens(body: CompletionBody) -> None:
         )
 
 
-def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody:
+def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody[CompletionBody]:
     """Build the engine's request.
 
     Raises:
@@ -129,14 +129,14 @@ def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody
     total = sum(map(len, prompts))
     if not body.asked.every_position:
         request = _next_token(builder, body, prompts) if body.max_tokens else None
-        return PreparedBody(request, total, notes)
+        return PreparedBody(body, request, total, notes)
     _check_total(builder, body, total)
     request = _every_position(builder, body, prompts)
     groups = alike(prompts, MAX_GROUPS)
     if len(groups) == 1:
-        return PreparedBody(request, total, notes)
+        return PreparedBody(body, request, total, notes)
     parts = [_every_position(builder, body, [prompts[i] for i in group]) for group in groups]
-    return PreparedBody(request, total, notes, parts=tuple(parts), places=groups)
+    return PreparedBody(body, request, total, notes, parts=tuple(parts), places=groups)
 
 
 def _check_total(builder: PromptBuilder, body: CompletionBody, total: int) -> None:
@@ -156,14 +156,14 @@ def _every_position(
     """Return the engine's request for prompts that begin alike."""
     labels = tuple(map(following, prompts))
     cut = positions_cut(prompts, builder.backend)
+    items = tuple(prompt[cut:] for prompt in prompts)
     return ScoreRequest(
         prompts[0][:cut],
-        tuple(prompt[cut:] for prompt in prompts),
+        items,
         tuple(ids[cut:] for ids in labels),
         need_lse=True,
         num_top=_num_top(body, builder),
-        every_position=True,
-        query_labels=labels[0][:cut] if cut else None,
+        readouts=Readouts.every(items, labels[0][:cut]),
         **body.terms._asdict(),
     )
 
@@ -191,22 +191,21 @@ def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
     return min(max(1, body.logprobs or 0), builder.backend.vocab_rows)
 
 
-def completion_bytes(body: CompletionBody, prepared: PreparedBody) -> int:
+def completion_bytes(prepared: PreparedBody[CompletionBody]) -> int:
     sent: SentPrompts = prepared.notes
-    return sent.most_bytes(body.asked)
+    return sent.most_bytes(prepared.body.asked)
 
 
-def encode_completion(scored: Scored[CompletionBody]) -> Iterator[bytes]:
+def encode_completion(prepared: PreparedBody[CompletionBody]) -> Iterator[bytes]:
     """Return the answer as JSON, made a few positions at a time."""
-    prepared = scored.prepared
     sent: SentPrompts = prepared.notes
-    asked, results, places = prepared.parts, scored.parts, prepared.places
-    if scored.result is not None:  # of the undivided request
-        asked, results, places = (scored.request,), (scored.result,), [range(len(sent.ids))]
+    asked, results, places = prepared.parts, prepared.results, prepared.places
+    if prepared.result is not None:  # of the undivided request
+        asked, results, places = (prepared.asked,), (prepared.result,), [range(len(sent.ids))]
     shared = [len(request.query_ids) for request in asked]
     answered = [*map(AnsweredPrompts, places, shared, results)]
-    head = scored.head("text_completion")
-    return completion_json(sent, answered, scored.body.asked, scored.cached_tokens, head=head)
+    head = prepared.head("text_completion")
+    return completion_json(sent, answered, prepared.body.asked, prepared.cached_tokens, head=head)
 
 
 COMPLETIONS = Dialect(

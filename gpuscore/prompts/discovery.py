@@ -274,12 +274,11 @@ def _formula(directory: Path) -> tuple[Activation, float]:
         ConfigError: the activation is neither a sigmoid nor the identity.
     """
     path = directory / "config_sentence_transformers.json"
-    name = (read_object(path) or {}).get("activation_fn")
+    name = _within(path).get("activation_fn")
     if name is None:  # older versions wrote it here
         path = directory / "config.json"
-        config = read_object(path) or {}
-        own = as_object(config.get("sentence_transformers") or {}, f"{path}: sentence_transformers")
-        name = own.get("activation_fn", config.get("sbert_ce_default_activation_function"))
+        older = _within(path).get("sbert_ce_default_activation_function")
+        name = _within(path, "sentence_transformers").get("activation_fn", older)
     if name in (None, *_torch_names("activation", "Sigmoid")):  # the default
         return "sigmoid", 1.0
     if name in _torch_names("linear", "Identity"):
@@ -316,12 +315,10 @@ def _score_module(directory: Path) -> Path | None:
 def _message_settings(directory: Path) -> dict[str, Any] | None:
     """Return how sentence-transformers gives the model its chat template's prompts; None if it does
     not."""
-    path = directory / "sentence_bert_config.json"
-    settings = read_object(path) or {}
-    kinds = as_object(settings.get("modality_config") or {}, f"{path}: modality_config")
+    kinds = _within(directory / "sentence_bert_config.json", "modality_config")
     if "message" not in kinds or not (directory / "modules.json").exists():
         return None
-    return as_object(kinds["message"], f"{path}: modality_config.message")
+    return _within(directory / "sentence_bert_config.json", "modality_config", "message")
 
 
 def _check_alone(read_by: Path, directory: Path) -> None:
@@ -358,9 +355,7 @@ def _score_labels(path: Path, directory: Path) -> tuple[int, ...]:
 
 def _instruction(path: Path) -> str:
     """Return the default prompt; empty if there is none."""
-    settings = read_object(path) or {}
-    prompts = as_object(settings.get("prompts") or {}, f"{path}: prompts")
-    name = settings.get("default_prompt_name")
+    prompts, name = _within(path, "prompts"), _within(path).get("default_prompt_name")
     if name is None:
         return ""
     prompt = prompts.get(name, "") if isinstance(name, str) else None
@@ -371,8 +366,12 @@ def _instruction(path: Path) -> str:
 
 def _template_options(directory: Path) -> dict[str, Any]:
     """Return the variables for rendering the chat template."""
-    path = directory / "sentence_bert_config.json"
-    options: Any = read_object(path) or {}
-    for name in ("processing_kwargs", "chat_template"):
-        options = as_object(options.get(name) or {}, f"{path}: {name}")
-    return dict(options)
+    return _within(directory / "sentence_bert_config.json", "processing_kwargs", "chat_template")
+
+
+def _within(path: Path, *names: str) -> dict[str, Any]:
+    """Return the object in a JSON file that these keys lead to; an absent one is empty."""
+    found = read_object(path) or {}
+    for name in names:
+        found = as_object(found.get(name) or {}, f"{path}: {name}")
+    return found

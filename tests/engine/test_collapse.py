@@ -172,7 +172,7 @@ def test_few_classes(backend_of, caplog, classes):
 
 @pytest.mark.parametrize("options", [{"max_model_len": 1}, {"max_batch_tokens": 3}])
 def test_small_limits(tiny_model, options):
-    """Prompts are shortened, and asked one by one where a batch holds no more."""
+    """Prompts are shortened to what a batch holds."""
     directory, _ = tiny_model("qwen3")
     config = ModelConfig(str(directory), dtype="float32", **(SMALL | options))
     backend = create_backend(plan_backend(directory, config))

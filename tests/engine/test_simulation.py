@@ -246,7 +246,7 @@ def pages_without_rows_are_enough(monkeypatch):
 
 
 def kept_rows_are_for_any_label(monkeypatch):
-    monkeypatch.setattr(PageRows, "answer", lambda self, request, start: True)
+    monkeypatch.setattr(PageRows, "answer", lambda self, *_: True)
 
 
 def kept_rows_stay_one_row_behind(monkeypatch):

@@ -79,7 +79,7 @@ def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 1000
     written = {key: raw.get(key) for key in ("rope_parameters", "rope_scaling") if raw.get(key)}
     if layer_type is not None and isinstance(nested := written.get("rope_parameters"), dict):
         written["rope_parameters"] = nested.get(layer_type)
-    ropes = [_rope(raw, key, fields, layer_type, theta) for key, fields in written.items()]
+    ropes = [_rope(raw, key, fields, layer_type, theta=theta) for key, fields in written.items()]
     if len(ropes) > 1 and ropes[0] != ropes[1]:
         raise ConfigError(
             "config.json: rope_parameters and rope_scaling differ, and transformers would take the "

@@ -73,8 +73,8 @@ class JaxBackend:
                 Path(plan.directory),
                 plan.architecture,
                 plan.dtype_name,
-                plan.device,
-                plan.precision,
+                device=plan.device,
+                precision=plan.precision,
             )
         self._sizes = plan.sizes()
         self.programs: dict[ProgramSizes, Programs] = {}
@@ -212,7 +212,7 @@ class JaxBackend:
             f"{mebibytes(plan.pages.page_bytes)}",
             "lower --max-batch-tokens or --kv-cache-size",
         ):
-            model = ProgramModel(self._config, self._weights, pool, self._attends, plan.heads)
+            model = ProgramModel(self._config, self._weights, pool, self._attends, heads=plan.heads)
             return compile_programs(sizes, model, plan.device)
 
     def _make_pool(self) -> Pool:
@@ -247,12 +247,10 @@ class JaxBackend:
         self.programs[largest] = programs
         kept.write(size)  # with which the next start counts as many pages
         logger.info(
-            "memory: weights %s, largest batch %s, KV cache %s: %d pages, %d tokens",
+            "memory: weights %s, largest batch %s, KV cache %s",
             mebibytes(plan.weight_bytes),
             mebibytes(programs.bytes),
-            mebibytes(count * plan.pages.page_bytes),
-            count,
-            count * plan.pages.size,
+            plan.pages.told(count),
         )
         return count
 

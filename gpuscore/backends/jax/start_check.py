@@ -99,6 +99,5 @@ def reference_hidden(
     config: DecoderConfig, weights: Weights, positions: Array, seen: Array
 ) -> Array:
     """Return the hidden states of all tokens, which attend to those that they have `seen`."""
-    batch = MaskedBatch(config, seen, positions)
-    nothing = Pool(jnp.zeros(0))
-    return forward(jnp.arange(len(positions)), positions, weights, config, batch, nothing)[0]
+    batch, rows = MaskedBatch(config, seen, positions), jnp.arange(len(positions))
+    return forward(rows, positions, weights, config, batch=batch, pool=Pool(jnp.zeros(0)))[0]
