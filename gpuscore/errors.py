@@ -5,7 +5,6 @@ class's docstring: the meaning of its code, then the remedy.
 """
 
 import re
-from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -29,14 +28,6 @@ class GpuscoreError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after  # seconds
-
-    @property
-    def type(self) -> str:
-        """The error type in OpenAI's terms. After an "invalid_request_error", LiteLLM never retries
-        the request, whatever the status is."""
-        if self.status == Overloaded.status:
-            return "rate_limit_error"
-        return "invalid_request_error" if self.status < 500 else "server_error"
 
 
 class InvalidRequest(GpuscoreError, status=400):
@@ -241,12 +232,9 @@ class LoadTimeout(EngineFailed):
     """The model was not ready in time when the server started; another start may succeed."""
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and, once each, the errors that led to it."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        cause = waiting.pop()
-        if id(cause) not in seen:
-            seen.add(id(cause))
-            yield cause
-            waiting += filter(None, (cause.__cause__, cause.__context__))
+def causes(error: BaseException) -> list[BaseException]:
+    """Return an error and, once each, the errors that led to it."""
+    found = [error]
+    for cause in found:  # it grows
+        found += filter(None, {cause.__cause__, cause.__context__} - {*found})
+    return found

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpuscore.backends.base import OutOfMemory
 from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
@@ -161,35 +160,6 @@ def test_prompts_that_share_beginnings_are_a_tree(max_tokens):
         assert tokens == plan_items(request, runner.backend.limits).num_tokens
 
 
-def test_progress_counts_rows():
-    seen = []
-    runner = Runner(TapeBackend(max_tokens=32, num_pages=200))
-    submit(runner, request_of(np.random.default_rng(0), [100, 20]), seen.append)
-    run(runner)
-    assert seen == sorted(seen)
-    assert seen[-1] == 120
-    assert len(seen) > 3
-
-
-@pytest.mark.parametrize("failing", range(5))
-def test_a_failed_chunk_costs_itself_and_the_one_launched_since(failing):
-    backend = TapeBackend(max_tokens=32, num_pages=128)
-    collect, steps = backend.collect, []
-
-    def failing_once(pending):
-        steps.append(pending)
-        if len(steps) == failing + 1:
-            raise OutOfMemory("once")
-        return collect(pending)
-
-    backend.collect = failing_once
-    runner = Runner(backend)
-    ticket = submit(runner, request_of(np.random.default_rng(0), [150]))
-    run(runner)
-    check(ticket)
-    assert 150 < sum(batch.num_tokens for batch in backend.batches) <= 150 + 2 * 32
-
-
 @pytest.mark.parametrize("query", [False, True])
 @pytest.mark.parametrize("always", [False, True])
 @pytest.mark.parametrize("spoilt", [0, 2, 4])
@@ -219,21 +189,6 @@ def test_a_chunk_that_is_not_finite_runs_again(spoilt, always, query):
     assert 150 < sum(batch.num_tokens for batch in backend.batches) <= 150 + 2 * 32
     if query:
         assert computed(runner, request) == 10, "what was kept is fine"
-
-
-def test_a_small_request_is_not_stuck_behind_a_large_one():
-    rng = np.random.default_rng(0)
-    runner = Runner(TapeBackend(max_tokens=128, num_pages=400))
-    large = submit(runner, request_of(rng, [60] * 100))
-    for _ in range(3):
-        runner.step()
-    small = submit(runner, request_of(rng, [20] * 3))
-    for _ in range(4):
-        runner.step()
-    assert small.future.done()
-    assert not large.future.done()
-    run(runner)
-    check(large)
 
 
 def test_greedy_is_exactly_the_best_token():

@@ -155,12 +155,6 @@ def test_shared_labels_travel_once_and_stay_shared():
     assert len({*map(id, got.label_ids)}) == 1
 
 
-def test_a_million_tokens():
-    items = tuple(np.full(105, i, dtype=np.int32) for i in range(10_000))
-    request = ScoreRequest(ints(1), items, (ints(4),) * 10_000, True)
-    equal(arrived(request, BackendLimits(64, 16, 9, 40, vocab_rows=20_000)), request)
-
-
 def test_an_error_arrives_as_it_was():
     error = NonfiniteScore("not finite", param="items[3]")
     got = from_child(encode(Failure.of(1, error))).error()
