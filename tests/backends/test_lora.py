@@ -15,7 +15,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.adapter import CONFIG, WEIGHTS
 from support.adapters import BASE, CASES, FOLDER, PROMPTS
 from support.connections import connected
-from support.serving import serving
+from support.serving import QUICK, serving
 
 LABELS = list(range(64))
 
@@ -52,7 +52,7 @@ def test_two_ranks_merge_their_parts():
 def test_over_http():
     """The base model has no head; its config.json and that of the adapter make one of 3 classes."""
     expected = np.array(json.loads((FOLDER / "classes-3" / "answers.json").read_text()))
-    arguments = (str(BASE), "--adapter", str(FOLDER / "classes-3"), "--dtype", "float32")
+    arguments = (str(BASE), "--adapter", str(FOLDER / "classes-3"), "--dtype", "float32", *QUICK)
     body = {"items": list(PROMPTS), "label_token_ids": [0, 1, 2], "apply_softmax": True}
     with serving(*arguments) as server, connected(server) as client:
         answer = client.post("/v1/score", json=body)
