@@ -136,8 +136,7 @@ $(DOCS_VENV)/.installed: pyproject.toml
 	  install --editable '.[docs]'
 	@touch $@
 
-# Tools of make test-hostile, test-web, release and manifests-test, and of docker/locks/audit.sh, in one environment beside that of
-# the tests: schemathesis' plugin would slow down make test.
+# Tools of make test-web, release and manifests-test, and of docker/locks/audit.sh, in one environment beside that of the tests.
 TOOLS_VENV := .venv-tools
 
 $(TOOLS_VENV)/.installed: tools/requirements.txt
@@ -149,8 +148,8 @@ $(TOOLS_VENV)/.installed: tools/requirements.txt
 # whether or not that failed, what measures how late answers are, unless PART=together. One file of
 # them: .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
 PART ?= all
-HOSTILE = SCHEMATHESIS=$(CURDIR)/$(TOOLS_VENV)/bin/schemathesis $(BIN)/pytest tests/hostile --durations 10
-test-hostile: setup $(TOOLS_VENV)/.installed
+HOSTILE = $(BIN)/pytest tests/hostile --durations 10
+test-hostile: setup
 	@status=0; \
 	$(HOSTILE) -m 'not alone' --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
 	[ '$(PART)' = together ] || $(HOSTILE) -m alone || status=1; \

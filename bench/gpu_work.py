@@ -14,10 +14,10 @@ from scenarios import Request, Workload
 from torch.nn import functional
 
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.engine.jobs import Work
+from gpuscore.engine.jobs import Share, draft_batch
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.types.batch import Float64Array, RowScores
+from gpuscore.types.batch import Float64Array, PackedBatch, RowScores
 from gpuscore.types.request import ScoreRequest
 
 SENSORS = (
@@ -40,6 +40,7 @@ TRIAL: Mapping[str, Workload] = {
     "d": Workload(12, 3, 20),
     "300": Workload(28, 1, 20),
 }
+Works = list[tuple[list[Share], PackedBatch]]
 Launch = Callable[[], Callable[[], object]]  # queues work and returns what waits for it
 
 
@@ -61,7 +62,7 @@ class Batches:
         works = self.planned(request)
         table = np.full((len(request[1]), len(LABELS)), np.nan)
         for work, scores in zip(works, self._collected(works), strict=True):
-            items = [item for share in work.shares for item in share.scored]
+            items = [item for share in work[0] for item in share.scored]
             if items:
                 assert scores.lse is not None
                 logits = scores.label_logits.reshape(len(items), len(LABELS)).astype(np.float64)
@@ -74,36 +75,36 @@ class Batches:
         finish: list[Callable[[], RowScores]] = []
         launch = self.backend.launcher.launch
         seconds = on_device(
-            lambda: finish.extend(launch(work.batch) for work in works), self.backend.device, HOLD
+            lambda: finish.extend(launch(batch) for _, batch in works), self.backend.device, HOLD
         )
         for wait in finish:
             wait()
         return seconds
 
-    def planned(self, request: Request) -> list[Work]:
+    def planned(self, request: Request) -> Works:
         """Return the request's batches, after running the request that must be cached before."""
         scheduler = Scheduler(self.backend.limits)
         if (before := first_of(request, self.workload)) is not None:
             works = all_batches(scheduler, before)
             self._collected(works)
-            for work in works:
-                scheduler.succeeded(work)
+            for shares, _ in works:
+                scheduler.succeeded(shares)
         already = scheduler.cached_tokens
         works = all_batches(scheduler, request)
         self.cached_tokens = scheduler.cached_tokens - already
         return works
 
-    def _collected(self, works: list[Work]) -> list[RowScores]:
-        pending = [self.backend.extend(work.batch) for work in works]
+    def _collected(self, works: Works) -> list[RowScores]:
+        pending = [self.backend.extend(batch) for _, batch in works]
         return [self.backend.collect(batch) for batch in pending]
 
 
-def all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
-    """Add a request, and return its batches."""
+def all_batches(scheduler: Scheduler, request: Request) -> Works:
+    """Add a request, and return its batches, each with its shares."""
     job = scheduler.add(plan_items(score_request(*request), scheduler.limits))
     works = []
-    while (work := scheduler.next_batch()) is not None:
-        works.append(work)
+    while shares := scheduler.next_batch():
+        works.append((shares, draft_batch(shares, scheduler.limits)))
     if not job.exhausted:
         raise RuntimeError("the scheduler did not hand out all of a request")
     return works
@@ -139,7 +140,7 @@ def launched(backend: TorchBackend, workload: Workload) -> Launch:
     works = batches.planned(next(workload.draws(backend.limits.vocab_rows, seed=5000)))
 
     def launch() -> Callable[[], object]:
-        waits = [backend.launcher.launch(work.batch) for work in works]
+        waits = [backend.launcher.launch(batch) for _, batch in works]
         return lambda: [wait() for wait in waits]
 
     return launch

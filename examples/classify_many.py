@@ -14,7 +14,7 @@ from typing import Any
 from gpuscore import Scorer
 
 LABELS = ["yes", "no"]
-AT_ONCE = 500  # rows of one request
+AT_ONCE = 2000  # rows of one request
 
 
 def batches(file: str) -> Iterator[list[dict[str, Any]]]:
@@ -26,11 +26,11 @@ def batches(file: str) -> Iterator[list[dict[str, Any]]]:
 
 
 def main(source: str, target: str, model: str = "demo") -> None:
-    requests = (("", [row["prompt"] for row in batch]) for batch in batches(source))
     with Scorer(model) as scorer, Path(target).open("w", encoding="utf-8") as output:
         start, rows = time.monotonic(), 0
-        results = scorer.score_many(requests, labels=LABELS, apply_softmax=True)
-        for batch, result in zip(batches(source), results, strict=True):
+        for batch in batches(source):
+            prompts = [row["prompt"] for row in batch]
+            result = scorer.score("", prompts, labels=LABELS, apply_softmax=True)
             for row, (yes, _) in zip(batch, result.scores.tolist(), strict=True):
                 output.write(json.dumps(row | {"yes": yes}) + "\n")
             rows += len(batch)

@@ -6,6 +6,7 @@ import shutil
 import socket
 import tomllib
 from collections import defaultdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,11 @@ def checks_of(capsys, *words) -> tuple[int, dict[str, dict[str, str]]]:
         elif "  -> " in line:
             latest["remedy"] = line.partition("-> ")[2]
     return code, checks
+
+
+def findings(device="cpu"):
+    model, server = ModelConfig(device=device), ServerConfig(port=0)
+    return {finding.name: finding for finding in doctor.examine(model, server)}
 
 
 def test_a_machine_that_can_serve(capsys):
@@ -105,8 +111,7 @@ def test_an_address_that_cannot_be_served(capsys, words, name, text):
 
 
 def test_a_device_that_cannot_be_used():
-    findings = list(doctor.examine(ModelConfig(device="cuda"), ServerConfig(port=0)))
-    (device,) = (finding for finding in findings if finding.name == "device")
+    device = findings("cuda")["device"]
     assert device.level == "problem"
     assert "sees no CUDA device" in device.state
     assert device.remedy
@@ -115,29 +120,40 @@ def test_a_device_that_cannot_be_used():
 def test_too_little_memory_and_no_compiler(monkeypatch):
     monkeypatch.setattr(doctor.HostMemory, "free", lambda self: 2**30)
     monkeypatch.setenv("CC", "no-such-compiler")
-    findings = {
-        finding.name: finding
-        for finding in doctor.examine(ModelConfig(device="cpu"), ServerConfig(port=0))
-    }
-    assert findings["memory"].level == "warning"
-    assert "1,024.0 MiB" in findings["memory"].state
-    assert findings["C compiler"].level == "warning"
-    assert "install gcc" in findings["C compiler"].remedy
+    found = findings()
+    assert found["memory"].level == "warning"
+    assert "1,024.0 MiB" in found["memory"].state
+    assert found["C compiler"].level == "warning"
+    assert "install gcc" in found["C compiler"].remedy
 
 
 def test_folders(tmp_path, monkeypatch):
-    here = doctor._folder("models", tmp_path / "not" / "yet", "HF_HOME", 0)
-    assert here.level == "OK"
-    file = tmp_path / "file"
-    file.write_text("")
-    assert doctor._folder("models", file, "HF_HOME", 0).level == "warning"
+    cache = "huggingface_hub.constants.HF_HUB_CACHE"
+    free = 2**40
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
+    monkeypatch.setattr(cache, str(tmp_path / "not" / "yet"))
+    assert findings()["models"].level == "OK"
     with monkeypatch.context() as closing:  # by its mode, nothing would be closed to root
         closing.setattr(os, "access", lambda path, mode: False)
-        closed = doctor._folder("models", tmp_path / "a", "HF_HOME", 0)
+        closed = findings()["models"]
     assert closed.level == "warning"
     assert "set HF_HOME" in closed.remedy
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**30}))
-    assert "1.0 GiB free" in doctor._folder("models", tmp_path, "HF_HOME", 2**31).state
+    free = 2**30
+    small = findings()["models"]
+    assert (small.level, "1.0 GiB free" in small.state) == ("warning", True)
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setattr(cache, str(file))
+    assert "cannot be written to" in findings()["models"].state
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """Let torch see a CUDA device."""
+    monkeypatch.setattr(doctor, "choose_device", lambda name: doctor.torch.device("cuda"))
+    monkeypatch.setattr(doctor.torch.cuda, "mem_get_info", lambda: (2**34, 2**35))
+    monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
+    return partial(findings, "cuda")
 
 
 def test_packages_of_other_versions_than_gpuscore_asks_for():
@@ -150,20 +166,19 @@ def test_packages_of_other_versions_than_gpuscore_asks_for():
 @pytest.mark.parametrize(
     ("version", "level"), [("575.57.08", "problem"), ("580.65.06", "OK"), ("590.1", "OK")]
 )
-def test_drivers(tmp_path, monkeypatch, version, level):
+def test_drivers(tmp_path, monkeypatch, on_cuda, version, level):
     file = tmp_path / "version"
     file.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Release Build")
     monkeypatch.setattr(doctor, "DRIVER_FILE", file)
-    monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
-    (finding,) = doctor._driver(doctor.Checked(ModelConfig(), ServerConfig(), "cuda"))
+    finding = on_cuda()["driver"]
     assert finding.level == level
     assert finding.state.startswith(f"{version}; CUDA 13.0 needs 580")
 
 
 @pytest.mark.parametrize("name", ["gcc", None])
-def test_the_compiler_of_triton(monkeypatch, name):
+def test_the_compiler_of_triton(monkeypatch, on_cuda, name):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda word: name)
-    (finding,) = doctor._triton(doctor.Checked(ModelConfig(), ServerConfig(), "cuda"))
+    finding = on_cuda()["Triton"]
     assert finding.level == ("OK" if name else "problem")
     assert name or "install gcc" in finding.remedy

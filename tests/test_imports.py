@@ -53,8 +53,8 @@ measure.workload: tokenizers
 commands.info: backends config. models processes prompts text
 commands.doctor: gpuscore backends config config.sources server.http.headers server.http.address
   system.extras torch
-commands.bulk: config dialects system.extras
-commands.bulk.options: commands.bulk config.
+commands.bulk: config config.options dialects system.extras
+commands.bulk.options: commands.bulk config. models.files
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes
   system.extras
 commands.bulk.parquet: commands.bulk pyarrow

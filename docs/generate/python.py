@@ -35,8 +35,8 @@ def pages() -> Iterator[tuple[str, str]]:
         "scorer.md",
         page(
             "Scorer in Python",
-            "`Scorer` and `AsyncScorer` score in the same process, without a server.",
-            *_classes("gpuscore.offline.scorer", ("Scorer", "AsyncScorer")),
+            "`Scorer` scores in the same process, without a server.",
+            *_classes("gpuscore.offline.scorer", ("Scorer",)),
             *_classes("gpuscore.types.call_arguments", CALL_OPTIONS),
             *_classes("gpuscore.offline.results", RESULTS),
             "## ModelConfig",

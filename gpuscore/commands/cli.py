@@ -142,7 +142,15 @@ def _add_command(
     model: str = "[MODEL] ",
 ) -> CommandParser:
     usage, description = f"{name} {model}[OPTIONS]", f"{help[0].upper()}{help[1:]}."
-    return add_command(commands, name, usage, help, description, EXAMPLES[name] + EPILOG, run)
+    return add_command(
+        commands,
+        name,
+        usage=usage,
+        help=help,
+        description=description,
+        epilog=EXAMPLES[name] + EPILOG,
+        run=run,
+    )
 
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:

@@ -92,7 +92,14 @@ def _family_rows(files: ModelFiles, config: DecoderConfig) -> dict[str, str]:
     if family is None:
         return {"prompt family": "none"}
     longest = config.max_position_embeddings
-    limits = BackendLimits(longest, 1, longest, longest, config.vocab_size, classes=config.classes)
+    limits = BackendLimits(
+        max_tokens=longest,
+        page_size=1,
+        num_pages=longest,
+        max_model_len=longest,
+        vocab_rows=config.vocab_size,
+        classes=config.classes,
+    )
     made = FamilyPrompts(family, PromptBuilder(files.encoder, limits, RequestLimits()))
     names = [str(label) if family.one_class else f"logit({label})" for label in family.labels]
     raw = "the class's logit" if family.one_class else " - ".join(names)

@@ -14,7 +14,7 @@ DRAIN_SPARE = 5.0  # seconds by which a drain may outlast the request timeout
 # The names in gpuscore.prompts.registry, which this module may not import.
 FAMILIES = (
     *("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "instruct"),
-    *("qwen3guard-gen", "llama-guard-3", "reward", "demo"),
+    *("qwen3guard-gen", "llama-guard-3", "granite-guardian", "reward", "demo"),
 )
 
 
@@ -195,9 +195,6 @@ class ServerConfig:
     drain_timeout: float | None = None  # None: the request timeout and DRAIN_SPARE
     log_requests: bool = common(
         True, "write a line per request to standard error, without input text; none for probes"
-    )
-    timing_headers: bool = option(
-        False, "send callers the milliseconds of each stage, which reveal cache hits"
     )
 
     @property

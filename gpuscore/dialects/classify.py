@@ -19,7 +19,6 @@ from gpuscore.dialects.dialect import (
     ROWS,
     Dialect,
     PreparedBody,
-    Scored,
     in_pieces,
     list_json,
     text_bytes,
@@ -88,7 +87,7 @@ def _check(body: ClassifyBody) -> None:
     check_not_negative(body, "max_tokens_per_doc")
 
 
-def prepare_classify(model: LoadedModel, body: ClassifyBody) -> PreparedBody:
+def prepare_classify(model: LoadedModel, body: ClassifyBody) -> PreparedBody[ClassifyBody]:
     """Build the engine's request.
 
     Raises:
@@ -104,21 +103,21 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody) -> PreparedBody:
         name="input",
     )
     request, classes = build_classes(model.prompts, rerank_input, body.labels)
-    return PreparedBody.of(request, classes)
+    return PreparedBody.of(body, request, classes)
 
 
-def classify_bytes(body: ClassifyBody, prepared: PreparedBody) -> int:
+def classify_bytes(prepared: PreparedBody[ClassifyBody]) -> int:
     labels = prepared.notes.labels
     longest = max(map(text_bytes, labels), default=0)
     row = _TEXT_BYTES + longest + NUMBER_BYTES * (len(labels) + 1)
-    return row * body.num_items + text_bytes(*labels)
+    return row * prepared.body.num_items + text_bytes(*labels)
 
 
-def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
-    classes, result, count = scored.prepared.notes, scored.scores, scored.body.num_items
-    body, labels = scored.body, classes.labels
+def encode_classify(prepared: PreparedBody[ClassifyBody]) -> Iterator[bytes]:
+    classes, result, count = prepared.notes, prepared.scores, prepared.body.num_items
+    body, labels = prepared.body, classes.labels
     raw = body.raw_scores or body.use_activation is False
-    request = scored.request if body.return_label_mass else None
+    request = prepared.asked if body.return_label_mass else None
     cut, step = set(classes.truncated), max(1, NUMBERS // len(labels))
 
     def data() -> Iterator[ClassifiedText]:
@@ -130,14 +129,14 @@ def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
             rows = logits if raw else classes.probabilities(logits)
             masses = [None] * len(best)
             if request is not None:
-                masses = label_mass(part, request, items).tolist()
+                masses = label_mass(part, request, request.label_ids[items]).tolist()
             classified = zip(best, rows.tolist(), masses, strict=True)
             for index, (first, probs, mass) in enumerate(classified, start):
                 row = ClassifiedText(index, labels[first], probs, len(labels))
                 row.label_mass, row.truncated = mass, index in cut
                 yield row
 
-    answer = ClassifyAnswer(*scored.head("list"), labels, HOLE, scored.short_usage)
+    answer = ClassifyAnswer(*prepared.head("list"), labels, HOLE, prepared.short_usage)
     return in_pieces(answer, list_json(data(), min(step, ROWS)))
 
 

@@ -5,10 +5,10 @@ makes one delays no other for longer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from time import time
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -17,15 +17,14 @@ from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.wire import (
     ErrorAnswer,
     FailedItem,
-    ItemsBody,
     PromptTokensDetails,
     ShortUsage,
     encode_error,
 )
-from gpuscore.errors import GpuscoreError, InvalidRequest
+from gpuscore.errors import GpuscoreError
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import ItemError, ItemErrors
+from gpuscore.types.results import ItemError
 
 # Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
 SMALL_ITEMS, SMALL_TOKENS, SMALL_CHARS = 64, 4096, 1024
@@ -46,114 +45,54 @@ class CheckedBody(Protocol):
 BodyT = TypeVar("BodyT", bound=CheckedBody)
 
 
-FieldsT = TypeVar("FieldsT", bound=ItemsBody)
-InputT = TypeVar("InputT")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedItems(Generic[FieldsT, InputT]):
-    """A checked body, and its texts for the engine's request.
+@dataclass(slots=True)
+class PreparedBody(Generic[BodyT]):
+    """A body with its request to the engine and, once it is there, the result.
 
     Args:
-        fields: the body.
-        input: the texts, with an empty one in the place of each that cannot be read.
-        refused: yields the places and errors of texts that cannot be read, by place; the request
-            fails if there are any, unless the body has `on_error: null`. They are made when they
-            are asked for, because a body may have millions, over every limit.
-
-    Raises:
-        InvalidRequest: the first of these errors, if it fails the request.
-    """
-
-    fields: FieldsT
-    input: InputT
-    refused: Callable[[], Iterator[tuple[int, InvalidRequest]]]
-
-    def __post_init__(self) -> None:
-        if self.fields.on_error != "null":
-            for _, error in self.refused():
-                raise error
-
-    @property
-    def model(self) -> str | None:
-        return self.fields.model
-
-    def errors(self) -> ItemErrors:
-        """Return the errors of texts that cannot be read; their number was checked before."""
-        errors = ItemErrors()
-        for index, error in self.refused():
-            errors.add(index, error)
-        return errors
-
-
-def nulls(
-    values: Sequence[object], name: str, wanted: str = "a text"
-) -> Iterator[tuple[int, InvalidRequest]]:
-    """Yield the place and the error of each null among a caller's values."""
-    for index, value in enumerate(values):
-        if value is None:
-            param = f"{name}[{index}]"
-            message = f"{param} is null; it must be {wanted}"
-            yield index, InvalidRequest(message, param=param)
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedBody:
-    """A body's request to the engine, and the data that the answer needs.
-
-    Args:
+        body: as `decode` returned it.
         request: for the engine; None if it need not be asked.
-        prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
+        prompt_tokens: tokens of all prompts, for the usage; 0 if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body has `on_error: null`.
         parts: `request` divided into several, for a caller that can run them at once; else empty.
         places: for each of `parts`, the places of its items in the body.
+        result: None if the engine was not asked, or was asked for `parts`.
+        results: of `parts`, if the engine was asked for these.
+        model: the served model, by the name that the caller used, or else its own.
+        record: of the request; it and `model` are set before `encode`.
     """
 
+    body: BodyT
     request: ScoreRequest | None
-    prompt_tokens: int | None = None
+    prompt_tokens: int = 0
     notes: Any = None
     errors: tuple[ItemError, ...] | None = None
     parts: tuple[ScoreRequest, ...] = ()
     places: Sequence[Sequence[int]] = ()
+    result: ScoreResult | None = None
+    results: Sequence[ScoreResult] = ()
+    model: str = ""
+    record: RequestRecord = field(init=False)
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
+        body: BodyT,
         request: ScoreRequest | None,
         notes: Any = None,
         errors: tuple[ItemError, ...] | None = None,
-    ) -> "PreparedBody":
+    ) -> Self:
         """Return a body with the tokens of its request; the request is None without items."""
         tokens = 0 if request is None else request.num_prompt_tokens
-        return PreparedBody(request, tokens, notes, errors)
-
-
-@dataclass(frozen=True, slots=True)
-class Scored(Generic[BodyT]):
-    """A body and the engine's result.
-
-    Args:
-        body: as `decode` returned it.
-        prepared: as `prepare` returned it.
-        result: None if the engine was not asked, or was asked for `prepared.parts`.
-        model: the served model, by the name that the caller used, or else its own.
-        record: of the request.
-        parts: the results of `prepared.parts`, if the engine was asked for these.
-    """
-
-    body: BodyT
-    prepared: PreparedBody
-    result: ScoreResult | None
-    model: str
-    record: RequestRecord
-    parts: Sequence[ScoreResult] = ()
+        return cls(body, request, tokens, notes, errors)
 
     @property
-    def request(self) -> ScoreRequest:
+    def asked(self) -> ScoreRequest:
         """The engine's request; it and `scores` raise ValueError if the engine was not asked."""
-        if self.prepared.request is None:
+        if self.request is None:
             raise ValueError("the engine was not asked")
-        return self.prepared.request
+        return self.request
 
     @property
     def scores(self) -> ScoreResult:
@@ -162,21 +101,11 @@ class Scored(Generic[BodyT]):
         return self.result
 
     @property
-    def errors(self) -> tuple[ItemError, ...]:
-        """The errors of the items that were left out."""
-        return self.prepared.errors or ()
-
-    @property
     def failed_items(self) -> list[FailedItem] | None:
         """The items' errors as an answer shows them; None if the request did not ask for them."""
-        errors = self.prepared.errors
-        if errors is None:
+        if self.errors is None:
             return None
-        return [FailedItem(error.index, error.code, error.message) for error in errors]
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.prepared.prompt_tokens or 0
+        return [FailedItem(error.index, error.code, error.message) for error in self.errors]
 
     def head(self, kind: str) -> tuple[str, str, int, str]:
         """Return the values of an `AnswerHead`."""
@@ -191,11 +120,11 @@ class Scored(Generic[BodyT]):
     @property
     def cached_tokens(self) -> int:
         """Number of prompt tokens that no forward pass computed for this request."""
-        results = self.parts or (() if self.result is None else (self.result,))
+        results = self.results or (() if self.result is None else (self.result,))
         if not results:
             return 0
         computed = sum(result.computed_tokens for result in results)
-        return max(0, self.request.num_prompt_tokens - computed)
+        return max(0, self.asked.num_prompt_tokens - computed)
 
 
 def never(_: object) -> bool:
@@ -244,9 +173,9 @@ class Dialect(Generic[BodyT]):
     answers: tuple[Any, ...]
     example: dict[str, Any]
     decode: Callable[[bytes, RequestRecord, RequestLimits | None], BodyT]
-    prepare: Callable[[LoadedModel, BodyT], PreparedBody]
-    encode: Callable[[Scored[BodyT]], Iterator[bytes]]
-    answer_bytes: Callable[[BodyT, PreparedBody], int]
+    prepare: Callable[[LoadedModel, BodyT], PreparedBody[BodyT]]
+    encode: Callable[[PreparedBody[BodyT]], Iterator[bytes]]
+    answer_bytes: Callable[[PreparedBody[BodyT]], int]
     check: Callable[[BodyT, LoadedModel | None], None] = nothing_more
     is_small: Callable[[BodyT], bool] = never
     errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
@@ -296,6 +225,21 @@ def list_json(rows: Iterable[object], size: int = NUMBERS) -> Iterator[bytes]:
     rows, before = iter(rows), b"["
     while some := list(islice(rows, size)):
         yield before + msgspec.json.encode(some)[1:-1]
+        before = b","
+    yield b"[]" if before == b"[" else b"]"
+
+
+def lists_json(
+    entries: Iterator[object], counts: Iterable[int | None], size: int
+) -> Iterator[bytes]:
+    """Yield the JSON of a list of lists, which take so many entries each in turn; None is null."""
+    before = b"["
+    for count in counts:
+        yield before
+        if count is None:
+            yield b"null"
+        else:
+            yield from list_json(islice(entries, count), size)
         before = b","
     yield b"[]" if before == b"[" else b"]"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from heapq import merge
 from operator import itemgetter
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 
@@ -16,14 +16,12 @@ from gpuscore.dialects.dialect import (
     NUMBER_BYTES,
     ROWS,
     PreparedBody,
-    Scored,
     error_bytes,
     in_pieces,
     list_json,
-    nulls,
 )
-from gpuscore.dialects.ranking import CheckedRanking, RankingBody, ranking_of
-from gpuscore.dialects.wire import about
+from gpuscore.dialects.ranking import RankingBody, ranking_of
+from gpuscore.dialects.wire import about, nulls
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.record import RequestRecord
@@ -58,8 +56,10 @@ class PairsBody(RankingBody):
     data_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
     data_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
 
-
-CheckedPairs: TypeAlias = CheckedRanking[PairsBody]
+    def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
+        sides = [_side(self, SECOND), _side(self, FIRST)]
+        given = (nulls(texts, name) for name, texts in sides if not isinstance(texts, str))
+        return merge(*given, key=itemgetter(0))
 
 
 class _Keys(msgspec.Struct):
@@ -85,8 +85,8 @@ def are_pairs(body: bytes) -> bool:
     return any(getattr(keys, name) is not msgspec.UNSET for name in FIRST)
 
 
-def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> CheckedPairs:
-    """Decode a body, and return its pairs as queries and documents of a prompt family.
+def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> PairsBody:
+    """Decode a body, and read its pairs as queries and documents of a prompt family.
 
     Raises:
         InvalidRequest: fields exclude each other or are not supported; the message never holds the
@@ -98,11 +98,6 @@ def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | Non
     texts: list[str | None] = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]
-    several = () if isinstance(queries, str) else queries
-
-    def refused() -> Iterator[tuple[int, InvalidRequest]]:
-        return merge(nulls(texts, second), nulls(several, first), key=itemgetter(0))
-
     made = RerankInput(
         query=queries if isinstance(queries, str) else [text or "" for text in queries],
         documents=[text or "" for text in texts],
@@ -113,7 +108,8 @@ def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | Non
         name=second,
         query_name=first,
     )
-    return CheckedRanking(fields, made, refused)
+    fields.read_as(made)
+    return fields
 
 
 def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
@@ -123,14 +119,14 @@ def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
     return sides[0]
 
 
-def pairs_bytes(body: CheckedPairs, prepared: PreparedBody) -> int:
-    return _PAIR_BYTES * body.num_items + error_bytes(prepared.errors)
+def pairs_bytes(prepared: PreparedBody[PairsBody]) -> int:
+    return _PAIR_BYTES * prepared.body.num_items + error_bytes(prepared.errors)
 
 
-def encode_pairs(scored: Scored[CheckedPairs]) -> Iterator[bytes]:
-    ranking = ranking_of(scored)
-    scores = spread(ranking.scores.tolist(), scored.errors, scored.body.num_items)
+def encode_pairs(prepared: PreparedBody[PairsBody]) -> Iterator[bytes]:
+    ranking = ranking_of(prepared)
+    scores = spread(ranking.scores.tolist(), prepared.errors or (), prepared.body.num_items)
     cut = set(ranking.truncated)
-    answer = PairsAnswer(*scored.head("list"), HOLE, scored.short_usage, scored.failed_items)
+    answer = PairsAnswer(*prepared.head("list"), HOLE, prepared.short_usage, prepared.failed_items)
     rows = (PairScore(i, "score", score, i in cut) for i, score in enumerate(scores))
     return in_pieces(answer, list_json(rows, ROWS))

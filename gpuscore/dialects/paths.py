@@ -10,6 +10,7 @@ TOKENIZER_INFO_PATH = "/tokenizer_info"
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 # Infinity's clients want returned documents as text; all others want objects.
 INFINITY_RERANK_PATH = "/infinity/rerank"
+TEXT_RANKING_PATH = "/pipeline/text-ranking"
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
 MODELS_PATH = "/v1/models"
 # Pages for people; without --no-ui, the first two are served.
@@ -25,7 +26,7 @@ OPEN_PATHS = (*PROBE_PATHS, *UI_PATHS, DOCS_PATH, "/openapi.json")
 ALIASES, REFUSED = "Aliases", "Always refused"
 GROUPS = {
     "Score": SCORE_PATHS[:1],
-    "Rank": (JINA_RERANK_PATH,),
+    "Rank": (JINA_RERANK_PATH, TEXT_RANKING_PATH),
     "Classify": (CLASSIFY_PATHS[1],),
     "Tokens": (COMPLETIONS_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, TOKENIZER_INFO_PATH),
     "Models": (MODELS_PATH, "/info"),

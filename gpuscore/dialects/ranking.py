@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
 
 from gpuscore.dialects.decoding import check_not_negative
-from gpuscore.dialects.dialect import CheckedItems, FieldsT, PreparedBody, Scored
+from gpuscore.dialects.dialect import PreparedBody
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ItemsBody, about
 from gpuscore.errors import InvalidRequest
@@ -19,6 +19,7 @@ from gpuscore.types.results import scored_places
 class RankingBody(ItemsBody, kw_only=True):
     """The fields of the bodies of all these dialects."""
 
+    input: ClassVar[RerankInput]
     instruction: Annotated[
         str | None,
         about("Replaces the family's own instruction; refused where the family has none."),
@@ -41,6 +42,10 @@ class RankingBody(ItemsBody, kw_only=True):
     activation: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
 
     @property
+    def num_items(self) -> int:
+        return len(self.input.documents)
+
+    @property
     def wants_raw(self) -> bool:
         """True for raw scores in place of relevances."""
         return False in (self.use_activation, self.activation, self.softmax)
@@ -56,12 +61,7 @@ class RankingBody(ItemsBody, kw_only=True):
             )
 
 
-class CheckedRanking(CheckedItems[FieldsT, RerankInput]):
-    """A checked body, and its query and documents for the prompt family."""
-
-    @property
-    def num_items(self) -> int:
-        return len(self.input.documents)
+RankingT = TypeVar("RankingT", bound=RankingBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class DocumentScores:
 
 
 def prepare_ranking(
-    model: LoadedModel, body: CheckedRanking[Any], cut: bool = False
-) -> PreparedBody:
+    model: LoadedModel, body: RankingT, cut: bool = False
+) -> PreparedBody[RankingT]:
     """Build the engine's request; with `cut`, from documents that are cut to fit.
 
     Raises:
@@ -90,19 +90,19 @@ def prepare_ranking(
     prompts = model.prompts.reranker
     given = replace(body.input, fit=True) if cut else body.input
     errors = None
-    if body.fields.on_error == "null":
+    if body.on_error == "null":
         model.prompts.builder.check_count(body.input.name, body.num_items)
         errors = body.errors()
     built = prompts.build(given, errors)
     failed = None if errors is None else errors.listed()
-    return PreparedBody.of(built.request, (prompts, built.truncated), failed)
+    return PreparedBody.of(body, built.request, (prompts, built.truncated), failed)
 
 
-def ranking_of(scored: Scored[CheckedRanking[Any]]) -> DocumentScores:
-    prompts, truncated = scored.prepared.notes
-    places = scored_places(scored.errors, scored.body.num_items)
+def ranking_of(prepared: PreparedBody[RankingT]) -> DocumentScores:
+    prompts, truncated = prepared.notes
+    places = scored_places(prepared.errors, prepared.body.num_items)
     if not places:
         return DocumentScores(np.empty(0), places, truncated)
-    raw = prompts.raw_scores(scored.scores)
-    scores = raw if scored.body.fields.wants_raw else prompts.family.relevance(raw)
+    raw = prompts.raw_scores(prepared.scores)
+    scores = raw if prepared.body.wants_raw else prompts.family.relevance(raw)
     return DocumentScores(scores, places, truncated)

@@ -6,7 +6,7 @@ accepted at values that change nothing; other values are refused, and the error 
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -22,15 +22,18 @@ from gpuscore.dialects.dialect import (
     ROWS,
     Dialect,
     PreparedBody,
-    Scored,
     error_bytes,
     in_pieces,
     list_json,
-    nulls,
     text_bytes,
 )
-from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
-from gpuscore.dialects.ranking import CheckedRanking, RankingBody, prepare_ranking, ranking_of
+from gpuscore.dialects.paths import (
+    INFINITY_RERANK_PATH,
+    JINA_RERANK_PATH,
+    RERANK_PATHS,
+    TEXT_RANKING_PATH,
+)
+from gpuscore.dialects.ranking import RankingBody, prepare_ranking, ranking_of
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ErrorAnswer, ReturnMass, about, error_body
 from gpuscore.errors import GpuscoreError, InvalidRequest
@@ -57,18 +60,6 @@ def _text_of(document: Document | None, names: list[str]) -> str | None:
             return None
         lines.append(value if names == TEXT_FIELD else f"{name}: {value}")
     return "\n".join(lines)
-
-
-def _refused(texts: list[str | None], body: "RerankBody") -> Iterator[tuple[int, InvalidRequest]]:
-    """Yield the place and the error of each document without a text."""
-    names = _rank_fields(body)
-    wanted = "the text field" if names == TEXT_FIELD else "every field of rank_fields"
-    for index, error in nulls(texts, "documents"):
-        if (body.documents or ())[index] is None:
-            yield index, error
-        else:
-            param = f"documents[{index}]"
-            yield index, InvalidRequest(f"{param} must have {wanted}, as text", param=param)
 
 
 def _rank_fields(body: "RerankBody") -> list[str]:
@@ -131,6 +122,16 @@ class RerankBody(RankingBody):
     ] = None
     instruct: Annotated[str | None, about("SGLang's name of `instruction`.")] = None
 
+    def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
+        names = _rank_fields(self)
+        which = "the text field" if names == TEXT_FIELD else "every field of rank_fields"
+        wanted = f"must have {which}, as text"
+        for index, document in enumerate(self.documents or ()):
+            if _text_of(document, names) is None:
+                param = f"documents[{index}]"
+                what = "is null; it must be a text" if document is None else wanted
+                yield index, InvalidRequest(f"{param} {what}", param=param)
+
     @property
     def is_tei(self) -> bool:
         return self.texts is not None and self.documents is None
@@ -146,7 +147,6 @@ class RerankBody(RankingBody):
         )
 
 
-CheckedRerank: TypeAlias = CheckedRanking[RerankBody]
 TEI = "tei"  # the variant of a request whose body is TEI's
 # Names, an index, a score, a mass, a mark.
 _RANKED_BYTES = 96 + COUNT_BYTES + 2 * NUMBER_BYTES
@@ -154,19 +154,36 @@ _TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 _decoded = strict_decoder(RerankBody)
 
 
-def decode_rerank(
-    body: bytes, record: RequestRecord, limits: RequestLimits | None
-) -> CheckedRerank:
+def decode_rerank(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> RerankBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
+    # A guess; quotes in a text are escaped.
+    tei = b'"texts"' in body or record.route == TEXT_RANKING_PATH
+    record.variant = TEI if tei else ""
     fields = _decoded(body, record, limits)
     record.variant = TEI if fields.is_tei else ""
     return _checked(fields)
 
 
-def _checked(body: RerankBody) -> CheckedRerank:
-    """Return the body with its texts; raise InvalidRequest for fields that exclude each other or
-    are not supported."""
+class TextRankingBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /pipeline/text-ranking, from clients of Hugging Face's inference API."""
+
+    inputs: Annotated[msgspec.Raw, about("A body of /rerank with `query` and `texts`.")]
+
+
+_outer = strict_decoder(TextRankingBody)
+
+
+def decode_text_ranking(
+    body: bytes, record: RequestRecord, limits: RequestLimits | None
+) -> RerankBody:
+    """Decode and check a body of /rerank in `inputs`, as `decode_rerank`."""
+    record.variant = TEI
+    return decode_rerank(bytes(_outer(body, record, limits).inputs), record, limits)
+
+
+def _checked(body: RerankBody) -> RerankBody:
+    """Read the body's texts and return it; raise InvalidRequest for fields that exclude each other
+    or are not supported."""
     if (body.documents is None) == (body.texts is None):
         raise InvalidRequest("either documents or texts is required", param="documents")
     body.check_cut()
@@ -192,55 +209,59 @@ def _checked(body: RerankBody) -> CheckedRerank:
         need_lse=bool(body.return_label_mass),
         name="texts" if body.is_tei else "documents",
     )
-    return CheckedRanking(body, made, partial(_refused, texts, body))
+    body.read_as(made)
+    return body
 
 
-def prepare_rerank(model: LoadedModel, body: CheckedRerank) -> PreparedBody:
+def prepare_rerank(model: LoadedModel, body: RerankBody) -> PreparedBody[RerankBody]:
     """Build the engine's request; raise GpuscoreError as `prepare_ranking`."""
-    cut = model.prompts.builder.limits.rerank_truncate and body.fields.truncate is None
+    cut = model.prompts.builder.limits.rerank_truncate and body.truncate is None
     return prepare_ranking(model, body, cut)
 
 
-def rerank_bytes(body: CheckedRerank, prepared: PreparedBody) -> int:
-    fields, size = body.fields, _RANKED_BYTES * body.num_items + error_bytes(prepared.errors)
-    if fields.wants_documents:
+def rerank_bytes(prepared: PreparedBody[RerankBody]) -> int:
+    body = prepared.body
+    size = _RANKED_BYTES * body.num_items + error_bytes(prepared.errors)
+    if body.wants_documents:
         # Infinity's clients get texts, which may have names of fields before each value.
-        size += sum(map(_bytes, fields.documents or ())) + text_bytes(*body.input.documents)
+        size += sum(map(_bytes, body.documents or ())) + text_bytes(*body.input.documents)
     return size
 
 
-def encode_rerank(scored: Scored[CheckedRerank]) -> Iterator[bytes]:
+def encode_rerank(prepared: PreparedBody[RerankBody]) -> Iterator[bytes]:
     """Return the answer as JSON, best first; equal scores keep the order of the request."""
-    fields, ranking = scored.body.fields, ranking_of(scored)
+    body, ranking = prepared.body, ranking_of(prepared)
     order = np.argsort(-ranking.scores, kind="stable")
-    best = order[: fields.top_n or fields.top_k or len(order)].tolist()
+    best = order[: body.top_n or body.top_k or len(order)].tolist()
     scores, cut = ranking.scores.tolist(), set(ranking.truncated)
-    wanted = fields.return_label_mass and scores
-    masses = label_mass(scored.scores, scored.request).tolist() if wanted else [None] * len(scores)
+    wanted = body.return_label_mass and scores
+    masses = [None] * len(scores)
+    if wanted:
+        masses = label_mass(prepared.scores, prepared.asked).tolist()
     chosen = ((ranking.places[number], scores[number], masses[number]) for number in best)
-    document = _document_of(scored)
+    document = _document_of(prepared)
     rows = ((i, score, document(i), i in cut, mass) for i, score, mass in chosen)
-    step = 1 if fields.wants_documents else ROWS  # a document may be long
-    if fields.is_tei:
+    step = 1 if body.wants_documents else ROWS  # a document may be long
+    if body.is_tei:
         return list_json((RankedText(*row) for row in rows), step)
     results = list_json((RankedDocument(*row) for row in rows), step)
-    head = scored.head("list" if scored.record.route == JINA_RERANK_PATH else "rerank")
-    usage, meta = scored.short_usage, _meta(len(order), scored.prompt_tokens, len(cut))
+    head = prepared.head("list" if prepared.record.route == JINA_RERANK_PATH else "rerank")
+    usage, meta = prepared.short_usage, _meta(len(order), prepared.prompt_tokens, len(cut))
     return in_pieces(
-        RerankAnswer(*head, results=HOLE, usage=usage, meta=meta, errors=scored.failed_items),
+        RerankAnswer(*head, results=HOLE, usage=usage, meta=meta, errors=prepared.failed_items),
         results,
     )
 
 
-def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
+def _document_of(prepared: PreparedBody[RerankBody]) -> Callable[[int], Any]:
     """Return a function from a document's number to the document as the answer shows it: as text
     for TEI's and Infinity's clients, as an object for all others."""
-    fields = scored.body.fields
-    if not fields.wants_documents:
+    body = prepared.body
+    if not body.wants_documents:
         return lambda index: None
-    if fields.is_tei or scored.record.route == INFINITY_RERANK_PATH:
-        return scored.body.input.documents.__getitem__
-    given = fields.documents or ()
+    if body.is_tei or prepared.record.route == INFINITY_RERANK_PATH:
+        return prepared.body.input.documents.__getitem__
+    given = body.documents or ()
     return lambda i: {"text": given[i]} if isinstance(given[i], str) else given[i]
 
 
@@ -288,4 +309,12 @@ RERANK = Dialect(
         "query": "a blue wooden chair for the garden",
         "documents": ["A red steel lamp.", "A wooden garden chair in blue."],
     },
+)
+TEXT_RANKING = replace(
+    RERANK,
+    paths=(TEXT_RANKING_PATH,),
+    bodies=(TextRankingBody,),
+    answers=(list[RankedText],),
+    decode=decode_text_ranking,
+    example={"inputs": {"query": "a blue lamp", "texts": ["A red chair.", "A lamp in blue."]}},
 )

@@ -4,7 +4,6 @@ docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from gpuscore.config import RequestLimits
@@ -17,17 +16,14 @@ from gpuscore.dialects.dialect import (
     SMALL_CHARS,
     SMALL_ITEMS,
     SMALL_TOKENS,
-    CheckedItems,
     Dialect,
     PreparedBody,
-    Scored,
     error_bytes,
     in_pieces,
     list_json,
-    nulls,
+    lists_json,
 )
 from gpuscore.dialects.pairs import (
-    CheckedPairs,
     PairsBody,
     are_pairs,
     decode_pairs,
@@ -35,7 +31,7 @@ from gpuscore.dialects.pairs import (
     pairs_bytes,
 )
 from gpuscore.dialects.paths import SCORE_PATHS
-from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking
+from gpuscore.dialects.ranking import prepare_ranking
 from gpuscore.dialects.score_body import Ids, ScoreBody, Text
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
@@ -45,29 +41,22 @@ from gpuscore.types.batch import Float64Array
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreResult
 from gpuscore.types.results import (
+    by_row,
     check_temperature,
     label_logprobs,
     label_mass,
     label_scores,
     per_token,
+    rows_apart,
     spread,
 )
-
-
-class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):
-    """A checked body, and its query, items and labels as the engine's request needs them."""
-
-    @property
-    def num_items(self) -> int:
-        return len(self.input.items)
-
 
 _decoded = strict_decoder(ScoreBody)
 
 
 def decode_score(
     body: bytes, record: RequestRecord, limits: RequestLimits | None
-) -> CheckedScore | CheckedPairs:
+) -> ScoreBody | PairsBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     try:
         decoded = _decoded(body, record, limits)
@@ -78,9 +67,8 @@ def decode_score(
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), bool(decoded.apply_softmax))
-    given = [decoded.items] if isinstance(decoded.items, str) else decoded.items
-    refused = partial(nulls, given, "items", "a text or token ids")
-    return CheckedScore(decoded, _to_input(decoded, _present(given, decoded.query)), refused)
+    decoded.read_as(_to_input(decoded, _present(decoded.given, decoded.query)))
+    return decoded
 
 
 def _present(given: Sequence[Text | Ids | None], query: Text | Ids | None) -> list[Text | Ids]:
@@ -103,30 +91,39 @@ def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
         item_first=bool(body.item_first),
         need_lse=bool(whole),
         terms=body.terms,
+        extraction=_extraction(body),
     )
 
 
-def check_score(body: CheckedScore | CheckedPairs, model: LoadedModel | None) -> None:
+def _extraction(body: ScoreBody) -> str | int | None:
+    text, id = body.score_extraction_token, body.score_extraction_token_id
+    if text is not None and id is not None:
+        name = "score_extraction_token"
+        raise InvalidRequest(f"{name} and {name}_id exclude each other", param=name)
+    return id if text is None else text
+
+
+def check_score(body: ScoreBody | PairsBody, model: LoadedModel | None) -> None:
     """Raise MissingLabels if the body names no labels and the model is known to have no default."""
-    if not isinstance(body, CheckedRanking) and model is not None:
+    if not isinstance(body, PairsBody) and model is not None:
         body.input.check_labels(model.default_labels)
 
 
-def prepare_score(model: LoadedModel, body: CheckedScore | CheckedPairs) -> PreparedBody:
+def prepare_score(model: LoadedModel, body: ScoreBody | PairsBody) -> PreparedBody[Any]:
     """Build the engine's request; raise GpuscoreError if it is invalid."""
-    if isinstance(body, CheckedRanking):
+    if isinstance(body, PairsBody):
         return prepare_ranking(model, body)
     builder, errors = model.prompts.builder, None
-    if body.fields.on_error == "null":
+    if body.on_error == "null":
         builder.check_count("items", body.num_items)
         errors = body.errors()
     request = builder.build(body.input, errors, model.default_labels)
-    return PreparedBody.of(request, errors=None if errors is None else errors.listed())
+    return PreparedBody.of(body, request, errors=None if errors is None else errors.listed())
 
 
-def _is_small(body: CheckedScore | CheckedPairs) -> bool:
+def _is_small(body: ScoreBody | PairsBody) -> bool:
     """Return True if a body is faster to build here than in a thread."""
-    if isinstance(body, CheckedRanking) or body.num_items > SMALL_ITEMS:
+    if isinstance(body, PairsBody) or body.num_items > SMALL_ITEMS:
         return False
     asked = body.input
     labels = [*(asked.labels or ()), *(asked.label_sequences or ())]
@@ -134,69 +131,81 @@ def _is_small(body: CheckedScore | CheckedPairs) -> bool:
     return sum(map(len, (asked.query, *asked.items, *labels))) <= most
 
 
-def score_bytes(body: CheckedScore | CheckedPairs, prepared: PreparedBody) -> int:
-    if isinstance(body, CheckedRanking):
-        return pairs_bytes(body, prepared)
-    fields, request, rows = body.fields, prepared.request, body.num_items
+def score_bytes(prepared: PreparedBody[Any]) -> int:
+    if isinstance(prepared.body, PairsBody):
+        return pairs_bytes(prepared)
+    body: ScoreBody = prepared.body
+    request, rows = prepared.request, body.num_items
     labels = 0
     if request is not None:
-        same = request.trie and len(request.trie.sequences) * len(request.label_ids)
+        same = request.trie and len(request.trie.sequences) * request.num_rows
         labels = same or sum(map(len, request.label_ids))
-    tables = 2 if fields.return_label_logprobs else 1
-    masses = NUMBER_BYTES * rows if fields.return_label_mass else 0
+        rows += request.num_rows if request.readouts else 0
+    tables = 2 if body.return_label_logprobs else 1
+    masses = NUMBER_BYTES * rows if body.return_label_mass else 0
     return tables * (NUMBER_BYTES * labels + 5 * rows) + masses + error_bytes(prepared.errors)
 
 
-def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
+def encode_score(prepared: PreparedBody[Any]) -> Iterator[bytes]:
     """Return the scores as JSON; for pairs, vLLM's answer."""
-    if isinstance(scored.body, CheckedRanking):
-        return encode_pairs(scored)
-    body: ScoreBody = scored.body.fields
-    request = scored.prepared.request
+    if isinstance(prepared.body, PairsBody):
+        return encode_pairs(prepared)
+    body: ScoreBody = prepared.body
+    request = prepared.request
 
-    def masses(part: ScoreResult, items: slice) -> Iterable[Float64Array]:
+    labels = () if request is None else rows_apart(request.label_ids, request)
+
+    def masses(part: ScoreResult, rows: slice) -> Iterable[Float64Array]:
         assert request is not None  # noqa: S101  (it has a result)
-        return label_mass(part, request, items)
+        return label_mass(part, request, labels[rows])
 
-    tables = [_scores_json(scored)]
+    tables = [_scores_json(prepared)]
     if body.return_label_logprobs:
-        tables.append(_table(scored, lambda part, _: label_logprobs(part)))
+        tables.append(_table(prepared, lambda part, _: label_logprobs(part)))
     if body.return_label_mass:
-        tables.append(_table(scored, masses))
-    tokens = scored.prompt_tokens
+        tables.append(_table(prepared, masses))
+    tokens = prepared.prompt_tokens
     answer = ScoreAnswer(
         scores=HOLE,
-        model=scored.model,
-        usage=TokenUsage(tokens, tokens, 0, PromptTokensDetails(scored.cached_tokens)),
+        model=prepared.model,
+        usage=TokenUsage(tokens, tokens, 0, PromptTokensDetails(prepared.cached_tokens)),
         object="scoring",
         label_logprobs=HOLE if body.return_label_logprobs else None,
         label_mass=HOLE if body.return_label_mass else None,
-        errors=scored.failed_items,
+        errors=prepared.failed_items,
     )
     return in_pieces(answer, *tables)
 
 
-def _scores_json(scored: Scored[Any]) -> Iterator[bytes]:
+def _scores_json(prepared: PreparedBody[Any]) -> Iterator[bytes]:
     """Return the scores of a body that is not of pairs, as a JSON list of rows, in pieces."""
-    body: ScoreBody = scored.body.fields
-    request, temperature = scored.prepared.request, _temperature(body)
+    body: ScoreBody = prepared.body
+    request, temperature = prepared.request, _temperature(body)
     divisor = request.trie if request and body.label_length_normalization == "mean" else None
 
     def scores(part: ScoreResult, _: slice) -> Iterable[Float64Array]:
         shown = per_token(part, divisor)
         return label_scores(shown, apply_softmax=bool(body.apply_softmax), temperature=temperature)
 
-    return _table(scored, scores)
+    return _table(prepared, scores)
 
 
 def _table(
-    scored: Scored[Any], compute: Callable[[ScoreResult, slice], Iterable[Float64Array]]
+    prepared: PreparedBody[Any], compute: Callable[[ScoreResult, slice], Iterable[Float64Array]]
 ) -> Iterator[bytes]:
-    """Return a JSON list with an entry per item, null for those with errors."""
-    result = scored.result
-    step = NUMBERS if result is None else max(1, NUMBERS // max(map(len, result.label_logits)))
-    rows = () if result is None else _rows(result, step, compute)
-    return list_json(spread(rows, scored.errors, scored.body.num_items), step)
+    """Return a JSON list with an entry per item, null for those with errors: its row, or a list of
+    its rows."""
+    result, request = prepared.result, prepared.request
+    errors, count = prepared.errors or (), prepared.body.num_items
+    if result is None or request is None:
+        return list_json(spread((), errors, count))
+    result = by_row(result, request)
+    step = max(1, NUMBERS // max(map(len, result.label_logits)))
+    rows = _rows(result, step, compute)
+    if request.readouts is None:
+        return list_json(spread(rows, errors, count), step)
+    counts = map(len, request.readouts.places[1:])
+    return lists_json(rows, spread(counts, errors, count), step)
 
 
 def _rows(
@@ -204,10 +213,10 @@ def _rows(
     step: int,
     compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
 ) -> Iterator[Any]:
-    """Yield the results of `compute`, `step` items at a time, as Python's numbers or lists."""
+    """Yield the results of `compute`, `step` rows at a time, as Python's numbers or lists."""
     for start in range(0, len(result.label_logits), step):
-        items = slice(start, start + step)
-        for row in compute(result.part(items), items):
+        some = slice(start, start + step)
+        for row in compute(result.part(some), some):
             yield row.tolist()
 
 

@@ -1,11 +1,14 @@
 """The body of /v1/score."""
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from gpuscore.dialects.decoding import accepting
-from gpuscore.dialects.wire import ItemsBody, ReturnMass, about
+from gpuscore.dialects.wire import ItemsBody, ReturnMass, about, nulls
+from gpuscore.errors import InvalidRequest
+from gpuscore.text.score_input import ScoreInput
 
 Text = str
 Ids = list[int]
@@ -15,6 +18,7 @@ Ids = list[int]
 class ScoreBody(ItemsBody):
     """Body of POST /v1/score. `null` means a field's default."""
 
+    input: ClassVar[ScoreInput]
     # msgspec cannot tell list[str] from list[list[int]] in a union, so `text.joining` checks that
     # all are of one kind.
     items: Annotated[
@@ -80,3 +84,26 @@ class ScoreBody(ItemsBody):
         about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
     ] = None
     return_label_mass: ReturnMass = None
+    score_extraction_token: Annotated[
+        str | None,
+        about(
+            "The text of one token. Each item is scored after every occurrence of it, in one pass: "
+            "its entry in `scores` is a list of rows, in order. Every item holds it, the query "
+            "does not."
+        ),
+    ] = None
+    score_extraction_token_id: Annotated[
+        int | None, about("The same token by its id; give one of both.")
+    ] = None
+
+    @property
+    def num_items(self) -> int:
+        return len(self.input.items)
+
+    @property
+    def given(self) -> Sequence[Text | Ids | None]:
+        """The items as a list."""
+        return [self.items] if isinstance(self.items, str) else self.items or ()
+
+    def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
+        return nulls(self.given, "items", "a text or token ids")

@@ -12,7 +12,7 @@ from gpuscore.dialects.classify import CLASSIFY
 from gpuscore.dialects.completions import COMPLETIONS
 from gpuscore.dialects.dialect import Dialect
 from gpuscore.dialects.paths import GENERATING_PATHS
-from gpuscore.dialects.rerank import RERANK
+from gpuscore.dialects.rerank import RERANK, TEXT_RANKING
 from gpuscore.dialects.score import SCORE
 from gpuscore.dialects.tokens import DETOKENIZE, TOKENIZE_TEXT
 from gpuscore.dialects.wire import SCORES_ONLY, about, encode_error
@@ -57,6 +57,7 @@ GENERATING = Dialect(
 DIALECTS: tuple[Dialect[Any], ...] = (
     SCORE,
     RERANK,
+    TEXT_RANKING,
     CLASSIFY,
     COMPLETIONS,
     TOKENIZE_TEXT,

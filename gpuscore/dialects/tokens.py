@@ -14,7 +14,6 @@ from gpuscore.dialects.dialect import (
     ROWS,
     Dialect,
     PreparedBody,
-    Scored,
     in_pieces,
     list_json,
     text_bytes,
@@ -56,7 +55,7 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return None
 
 
-def prepare_tokenize(model: LoadedModel, body: TokenizeBody) -> PreparedBody:
+def prepare_tokenize(model: LoadedModel, body: TokenizeBody) -> PreparedBody[TokenizeBody]:
     """Make the answer.
 
     Raises:
@@ -75,10 +74,10 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody) -> PreparedBody:
     model.prompts.builder.check_tokens("prompt", len(ids))
     names = HOLE if body.return_token_strs else None
     answer = TokenizeAnswer(len(ids), model.engine.limits.max_model_len, HOLE, names)
-    return PreparedBody(None, notes=(answer, ids, encoder))
+    return PreparedBody(body, None, notes=(answer, ids, encoder))
 
 
-def prepare_detokenize(model: LoadedModel, body: DetokenizeBody) -> PreparedBody:
+def prepare_detokenize(model: LoadedModel, body: DetokenizeBody) -> PreparedBody[DetokenizeBody]:
     """Make the answer.
 
     Raises:
@@ -90,31 +89,31 @@ def prepare_detokenize(model: LoadedModel, body: DetokenizeBody) -> PreparedBody
     if model.prompts.builder.encoder is None:
         raise InvalidRequest("this model has no tokenizer", param="tokens")
     ids = model.prompts.builder.checks.ids(body.tokens, "tokens")
-    return PreparedBody(None, notes=model.prompts.builder.encoder.text(ids.tolist()))
+    return PreparedBody(body, None, notes=model.prompts.builder.encoder.text(ids.tolist()))
 
 
-def tokenize_bytes(body: TokenizeBody, prepared: PreparedBody) -> int:
+def tokenize_bytes(prepared: PreparedBody[TokenizeBody]) -> int:
     _, ids, encoder = prepared.notes
-    names = map(encoder.token_name, ids.tolist()) if body.return_token_strs else ()
+    names = map(encoder.token_name, ids.tolist()) if prepared.body.return_token_strs else ()
     return COUNT_BYTES * len(ids) + text_bytes(*names)
 
 
-def detokenize_bytes(body: DetokenizeBody, prepared: PreparedBody) -> int:
+def detokenize_bytes(prepared: PreparedBody[DetokenizeBody]) -> int:
     return text_bytes(prepared.notes)
 
 
-def encode_tokenize(scored: Scored[TokenizeBody]) -> Iterator[bytes]:
+def encode_tokenize(prepared: PreparedBody[TokenizeBody]) -> Iterator[bytes]:
     """Return the ids that `prepare` has made; the engine is not asked."""
-    answer, ids, encoder = scored.prepared.notes
+    answer, ids, encoder = prepared.notes
     starts = range(0, len(ids), NUMBERS)
     tokens = (id for start in starts for id in ids[start : start + NUMBERS].tolist())
     names = [list_json(map(encoder.token_name, ids.tolist()), ROWS)] if answer.token_strs else []
     return in_pieces(answer, list_json(tokens), *names)
 
 
-def encode_detokenize(scored: Scored[DetokenizeBody]) -> Iterator[bytes]:
+def encode_detokenize(prepared: PreparedBody[DetokenizeBody]) -> Iterator[bytes]:
     """Return the text that `prepare` has made; the engine is not asked."""
-    return in_pieces(DetokenizeAnswer(HOLE), text_json(scored.prepared.notes))
+    return in_pieces(DetokenizeAnswer(HOLE), text_json(prepared.notes))
 
 
 TOKENIZE_TEXT = Dialect(

@@ -4,13 +4,15 @@ A field is `Annotated[type | None, about(...)]`; `null` means the same as leavin
 descriptions are the only source of /openapi.json and of the reference.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from gpuscore.errors import GpuscoreError
+from gpuscore.errors import GpuscoreError, InvalidRequest, Overloaded
 from gpuscore.types.request import Terms
+from gpuscore.types.results import ItemErrors
 
 # msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
 # for is kept under another name, and `openapi_of` makes it the default.
@@ -69,6 +71,7 @@ class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, dict
 class ItemsBody(ScoringBody, kw_only=True):
     """The fields of bodies whose items may fail alone."""
 
+    input: ClassVar[Any]  # no field: set by `read_as`
     on_error: Annotated[
         Annotated[str, Meta(pattern=r"^(fail|null)\Z")] | None,
         about(
@@ -78,6 +81,39 @@ class ItemsBody(ScoringBody, kw_only=True):
             "fail",
         ),
     ] = None
+
+    def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
+        """Yield the places and errors of items that cannot be read, by place.
+
+        They are made when they are asked for, because a body may have millions, over every limit.
+        """
+        raise NotImplementedError
+
+    def read_as(self, read: object) -> None:
+        """Keep the items as the engine's request needs them, with an empty one in the place of each
+        that cannot be read; raise InvalidRequest if one of these fails the request."""
+        self.__dict__["input"] = read
+        if self.on_error != "null":
+            for _, error in self.refused():
+                raise error
+
+    def errors(self) -> ItemErrors:
+        """Return the errors of items that cannot be read; their number was checked before."""
+        errors = ItemErrors()
+        for index, error in self.refused():
+            errors.add(index, error)
+        return errors
+
+
+def nulls(
+    values: Sequence[object], name: str, wanted: str = "a text"
+) -> Iterator[tuple[int, InvalidRequest]]:
+    """Yield the place and the error of each null among a caller's values."""
+    for index, value in enumerate(values):
+        if value is None:
+            param = f"{name}[{index}]"
+            message = f"{param} is null; it must be {wanted}"
+            yield index, InvalidRequest(message, param=param)
 
 
 PromptTokens = Annotated[int, about("Tokens of all prompts, each counted as a whole.")]
@@ -166,7 +202,10 @@ class ErrorAnswer(msgspec.Struct, omit_defaults=True):
 
 
 def error_body(error: GpuscoreError) -> ErrorBody:
-    return ErrorBody(error.message, error.type, error.param, error.code)
+    # After an "invalid_request_error", LiteLLM never retries, whatever the status is.
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = "rate_limit_error" if isinstance(error, Overloaded) else kind
+    return ErrorBody(error.message, kind, error.param, error.code)
 
 
 def encode_error(error: GpuscoreError, variant: str = "") -> bytes:

@@ -1,11 +1,11 @@
 """The step: plan a batch, launch it, collect the batch before it, resolve finished requests."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
-from gpuscore.engine.jobs import Job, Share, Work
+from gpuscore.engine.jobs import Job, Share, draft_batch, is_minimal
 from gpuscore.engine.plan import QUERY
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.ticket import Ticket, resolve
@@ -17,8 +17,10 @@ from gpuscore.errors import (
     NonfiniteScore,
     causes,
 )
-from gpuscore.types.batch import RowScores
+from gpuscore.types.batch import PackedBatch, RowScores
 from gpuscore.types.stats import EngineCounters
+
+Launched = tuple[Sequence[Share], PackedBatch, Pending]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class Runner:
         self.computed_tokens = self.batches = self.items = 0
         self._out_of_memory = 0  # successive batches
         self._tickets: dict[Job, Ticket] = {}
-        self._running: tuple[Work, Pending] | None = None
+        self._running: Launched | None = None
 
     @property
     def idle(self) -> bool:
@@ -67,16 +69,15 @@ class Runner:
         )
         resolve(ticket.future, refusal)
 
-    def step(self) -> int:
-        """Launch the next batch and collect the one before; return the tokens launched."""
+    def step(self) -> None:
+        """Launch the next batch and collect the one before."""
         self._drop_given_up()
         planned = self.clock()
-        work = self.scheduler.next_batch()
-        launched = self._launch(work, planned) if work is not None else None
+        shares = self.scheduler.next_batch()
+        launched = self._launch(shares, planned) if shares else None
         if self._running is not None:
             self._finish(*self._running)
         self._running = launched
-        return 0 if work is None else work.batch.num_tokens
 
     def counters(self) -> EngineCounters:
         """Return the counters since start; any thread may call this."""
@@ -111,61 +112,62 @@ class Runner:
             self.scheduler.failed(self._running[0])
             self._running = None
 
-    def _launch(self, work: Work, planned: float) -> tuple[Work, Pending] | None:
+    def _launch(self, shares: Sequence[Share], planned: float) -> Launched | None:
+        batch = draft_batch(shares, self.backend.limits)
         now = self.clock()
-        for share in work.shares:
+        for share in shares:
             ticket = self._tickets[share.job]
             if ticket.planned is None:
                 ticket.planned, ticket.launched = planned, now
                 ticket.take_kept(share.job.cached_rows)
         try:
-            return work, self.backend.extend(work.batch)
+            return shares, batch, self.backend.extend(batch)
         except DeviceLost:  # ends the loop and the process
             raise
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
             if self._running is not None:  # batches are finished in the order of their launch
                 self._finish(*self._running)
                 self._running = None
-            self._batch_failed(work, error)
+            self._batch_failed(shares, error)
             return None
 
-    def _finish(self, work: Work, pending: Pending) -> None:
+    def _finish(self, shares: Sequence[Share], batch: PackedBatch, pending: Pending) -> None:
         try:
             scores = self.backend.collect(pending)
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
-            self._batch_failed(work, error)
+            self._batch_failed(shares, error)
             return
         self.batches += 1
-        self.computed_tokens += work.batch.num_tokens
-        self.items += len(work.batch.score_rows)
+        self.computed_tokens += batch.num_tokens
+        self.items += len(batch.score_rows)
         self._out_of_memory = 0
-        valid = [share.valid for share in work.shares]
-        self.scheduler.succeeded(work)
+        valid = [share.valid for share in shares]
+        self.scheduler.succeeded(shares)
         row = 0
-        for share, counts in zip(work.shares, valid, strict=True):
+        for share, counts in zip(shares, valid, strict=True):
             if counts and share.job in self._tickets:
                 self._tickets[share.job].computed_tokens += share.tokens
-                self._deliver(work, share, row, scores)
+                self._deliver(share, batch, row, scores)
             row += share.num_rows
-        for share in work.shares:
+        for share in shares:
             self._report(share.job)
 
-    def _deliver(self, work: Work, share: Share, first_row: int, scores: RowScores) -> None:
+    def _deliver(self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores) -> None:
         """Give the rows of a share to its ticket; run items with non-finite rows once more."""
         job = share.job
-        broken, rows = self._tickets[job].take(share, work.batch, first_row, scores)
+        broken, rows = self._tickets[job].take(share, batch, first_row, scores)
         self.nonfinite_rows += rows
         for item in broken:
-            if work.alone or item in job.retried:
+            if share.alone or item in job.retried:
                 param = f"items[{job.plan.callers_item(item)}]"
                 message = f"the model's output for {param} is not finite"
                 self.scheduler.pages.forget(job.keys or ())  # their content may be the reason
                 self._fail(job, NonfiniteScore(message, param=param))
                 return
             of_long = share.long is not None and item == share.long[0]
-            if item == QUERY or (job.request.every_position and of_long):
+            if item == QUERY or (job.plan.reads is not None and of_long):
                 self.scheduler.retry_chunk(share)
             else:
                 self.scheduler.retry_alone(job, item)
@@ -199,24 +201,25 @@ class Runner:
             elif ticket.request.deadline is not None and ticket.request.deadline <= now:
                 self._fail(job, DeadlineExceeded("the request's deadline is over"))
 
-    def _batch_failed(self, work: Work, error: Exception) -> None:
+    def _batch_failed(self, shares: Sequence[Share], error: Exception) -> None:
+        tokens = sum(share.tokens for share in shares)
         if not isinstance(error, OutOfMemory):
-            logger.error("a batch of %d tokens failed", work.batch.num_tokens, exc_info=error)
+            logger.error("a batch of %d tokens failed", tokens, exc_info=error)
             shown = _caused(InternalError("the backend failed"), error)
-            for share in work.shares:
+            for share in shares:
                 self._fail(share.job, shown)
-            self.scheduler.failed(work)
+            self.scheduler.failed(shares)
             return
-        logger.warning("out of memory on a batch of %d tokens", work.batch.num_tokens)
+        logger.warning("out of memory on a batch of %d tokens", tokens)
         self._out_of_memory += 1
-        minimal = work.is_minimal(self.scheduler.min_budget)
+        minimal = is_minimal(shares, self.scheduler.min_budget)
         if minimal or self._out_of_memory > MAX_OUT_OF_MEMORY:
             self.oom_failed += 1
             shown = _caused(InsufficientMemory("not even one item fits the device's memory"), error)
-            self._fail(work.shares[0].job, shown)
+            self._fail(shares[0].job, shown)
         else:
             self.oom_retried += 1
-        self.scheduler.failed(work)
+        self.scheduler.failed(shares)
         self.scheduler.shrink()
 
     def _fail(self, job: Job, error: GpuscoreError | None) -> None:

@@ -14,10 +14,11 @@ nothing deadlocks or starves. A request whose query another request is computing
 
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscore.engine.jobs import Job, Share, Work, draft_batch, long_base, long_rest
+from gpuscore.engine.jobs import Job, Share, long_base, long_rest
 from gpuscore.engine.pages import PageKey, PagePool, RowsOf, page_keys
 from gpuscore.engine.plan import QUERY, Plan
 from gpuscore.engine.states import JobStates, StateSlots
@@ -77,23 +78,21 @@ class Scheduler:
                 del self._computing[key.digest]
         self._release_if_done(job)
 
-    def next_batch(self) -> Work | None:
-        """Return the next batch, or None if nothing can run now."""
+    def next_batch(self) -> list[Share]:
+        """Return the shares of the next batch, none if nothing can run now."""
         self._start_waiting()
-        if self._alone and (work := self._alone_batch()) is not None:
-            return work
+        if self._alone and (alone := self._alone_batch()):
+            return alone
         shares: dict[Job, Share] = {}
         budget = self.budget
         for priority in sorted(self._active):
             budget = self._hand_out(self._active[priority], shares, budget)
         self._active = {priority: ring for priority, ring in self._active.items() if ring}
-        if not shares:
-            return None
-        return Work(draft_batch([*shares.values()], self.limits), (*shares.values(),))
+        return [*shares.values()]
 
-    def succeeded(self, work: Work) -> None:
+    def succeeded(self, shares: Sequence[Share]) -> None:
         """Settle a collected batch, and publish the query pages that it has filled."""
-        for share in work.shares:
+        for share in shares:
             if share.valid and not share.scores_query:
                 self.publish(share.job, share.query[1])
             self._settle(share)
@@ -102,14 +101,14 @@ class Scheduler:
             self.budget = min(2 * self.budget, self.limits.max_tokens)
             self._successes = 0
 
-    def failed(self, work: Work) -> None:
+    def failed(self, shares: Sequence[Share]) -> None:
         """Take back the work of a failed batch, so that the jobs that remain run it again.
 
         Work of these jobs that was launched since is taken back too: its pages were not written.
         """
-        for share in work.shares:
+        for share in shares:
             if share.valid:
-                self._take_back(share.job)
+                self.take_back(share.job)
             self._settle(share)
 
     def shrink(self) -> None:
@@ -140,7 +139,7 @@ class Scheduler:
         job.retried.add(QUERY if share.long is None else share.long[0])
         chunk = Share(job, job.epoch, share.query, long=share.long, long_ends=share.long_ends)
         job.running.insert(0, chunk)
-        self._take_back(job)
+        self.take_back(job)
         job.running.remove(chunk)
 
     # ---- pages ----
@@ -149,14 +148,14 @@ class Scheduler:
         for job in list(self._waiting):
             if job.lacks in self._computing:
                 continue
-            if not self._take_pages(job):
+            if not self.take_pages(job):
                 if job.lacks in self._computing:
                     continue
                 return
             self._waiting.remove(job)
             self._activate(job)
 
-    def _take_pages(self, job: Job) -> bool:
+    def take_pages(self, job: Job) -> bool:
         """Give a job all its pages; False if too few are free or another job computes its query."""
         keys = self._keys(job)
         cached = self._find(job, keys)
@@ -349,19 +348,19 @@ class Scheduler:
         stop = start + allowance
         return end if stop >= end else max(start, stop // self.chunk * self.chunk)
 
-    def _alone_batch(self) -> Work | None:
+    def _alone_batch(self) -> list[Share]:
         job, item = self._alone.popleft()
         if job.query_done < job.cut:  # the query was taken back meanwhile
             job.short.appendleft(item)
             self._activate(job)
-            return None
-        share = Share(job, job.epoch, (job.cut, job.cut), [*job.family_of(item)])
-        share.tokens = job.tokens[item]
+            return []
+        items, tokens = [*job.family_of(item)], job.tokens[item]
+        share = Share(job, job.epoch, (job.cut, job.cut), items, tokens=tokens, alone=True)
         job.running.append(share)
-        return Work(draft_batch([share], self.limits), (share,), alone=True)
+        return [share]
 
-    def _take_back(self, job: Job) -> None:
-        """Return the work of all running shares to their job."""
+    def take_back(self, job: Job) -> None:
+        """Return the work of all running shares to their job, which then runs it again."""
         job.epoch += 1
         chunks = []  # of long items, the last chunk first
         for share in reversed(job.running):

@@ -52,13 +52,13 @@ def agree(reference: Measured, got: Measured, gap: float) -> Agreement:
     return Agreement(
         reference,
         got,
-        errors(log_p_differences(reference, got)),
-        mean(_sizes_by_query(reference, got)),
-        _largest_of_p(reference, got),
-        float(np.min(taus)) if taus else None,  # NaN if one is: equal scores order nothing
-        sum(inverted for inverted, _ in counts),
-        sum(clear for _, clear in counts),
-        mass_error(got),
+        log_p=errors(log_p_differences(reference, got)),
+        mean=mean(_sizes_by_query(reference, got)),
+        p=_largest_of_p(reference, got),
+        tau=float(np.min(taus)) if taus else None,  # NaN if one is: equal scores order nothing
+        inversions=sum(inverted for inverted, _ in counts),
+        clear_pairs=sum(clear for _, clear in counts),
+        mass=mass_error(got),
     )
 
 

@@ -84,8 +84,8 @@ def _completions_rows(answer: Any) -> Rows:
 APIS = {
     api.name: api
     for api in (
-        Api("score", "/v1/score", EVERY, _score_body, itemgetter("scores")),
-        Api("generative", "/generative_scoring", FIRST, _generative_body, _generative_rows),
-        Api("completions", "/v1/completions", BEST, _completions_body, _completions_rows),
+        Api("score", "/v1/score", EVERY, _score_body, rows=itemgetter("scores")),
+        Api("generative", "/generative_scoring", FIRST, _generative_body, rows=_generative_rows),
+        Api("completions", "/v1/completions", BEST, _completions_body, rows=_completions_rows),
     )
 }

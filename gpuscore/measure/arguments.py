@@ -158,14 +158,14 @@ def add_measure(commands: Any) -> None:
         "run",
         "[MODEL] [OPTIONS]",
         "compare a backend with transformers in float32, on a fixed workload",
-        (*_WORKLOAD, _REPORT),
+        flags=(*_WORKLOAD, _REPORT),
     )
     record = _add_scoring(
         below,
         "record",
         "[MODEL] -o FILE [OPTIONS]",
         "score the workload and write a bundle, to compare on any machine",
-        (_ORACLE, *_WORKLOAD),
+        flags=(_ORACLE, *_WORKLOAD),
     )
     record.add_argument("-o", "--output", required=True, metavar="FILE", help="the bundle")
     _add_compare(below, "parity compare")
@@ -184,7 +184,7 @@ def _add_scoring(
     commands: Any, name: str, usage: str, help: str, flags: tuple[Flag, ...]
 ) -> CommandParser:
     """Add a command of parity that scores with a model."""
-    command = _add(commands, f"parity {name}", usage, help, EPILOG)
+    command = _add(commands, f"parity {name}", usage, help, epilog=EPILOG)
     _add_flags(command.add_argument_group("The comparison (command line only)"), flags)
     add_flags(command, ModelConfig, FileConfig)
     command.add_help_all()
@@ -217,4 +217,4 @@ def _add(commands: Any, name: str, usage: str, help: str, epilog: str = "") -> C
     ending = "" if name == "parity record" else "\nExit code 1: scores are wrong."
     text, examples = f"{help[0].upper()}{help[1:]}.{ending}", EXAMPLES[name] + epilog
     usage, name = f"{name} {usage}", name.split()[-1]
-    return add_command(commands, name, usage, help, text, examples, run)
+    return add_command(commands, name, usage, help, description=text, epilog=examples, run=run)

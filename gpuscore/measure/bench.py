@@ -53,7 +53,7 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
     servers, rows = tuple(target.server for target in targets), runner.rows()
     print()
     said = {"Run": facts, **{server.name: facts_of(server) for server in servers}}
-    conclude(values.report, "gpuscore bench", tables(rows, {}), judged(servers), said)
+    conclude(values.report, "gpuscore bench", tables(rows, {}), judged(servers), facts=said)
     if values.bench_output is not None:
         write_bundle(Path(values.bench_output), Bundle(facts, servers, tuple(rows)))
         print(f"wrote {values.bench_output}")

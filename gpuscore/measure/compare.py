@@ -41,7 +41,7 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError("; ".join(v.detail for v in verdicts if v.gate == "scores"))
     facts = {server.name: facts_of(server) for server in [*servers, *references]}
     title = f"{' and '.join(values.bundles)} compared"
-    return conclude(values.report, title, times, (found, verdicts), facts)
+    return conclude(values.report, title, times, (found, verdicts), facts=facts)
 
 
 def judged(
@@ -70,7 +70,7 @@ def judged(
         if rounded is not exact:
             _add(found, [], exact, rounded)
     for server in servers:
-        _add(found, verdicts, exact, server, by_format.get(server.format))
+        _add(found, verdicts, exact, server, rounded=by_format.get(server.format))
     return found, verdicts
 
 

@@ -44,13 +44,13 @@ class Shot:
         good = record.status == 200
         late = (record.sent - record.due)[~np.isnan(record.sent)]
         return cls(
-            record.seconds,
-            int(np.asarray(items)[good].sum()),
-            int(good.sum()),
-            record.latency[good] * 1e3,
-            int((record.status == REFUSED).sum()),
-            float(np.percentile(late, 99)) * 1e3 if late.size else 0.0,
-            record.client_seconds / max(record.seconds, 1e-9),
+            seconds=record.seconds,
+            items=int(np.asarray(items)[good].sum()),
+            requests=int(good.sum()),
+            latencies=record.latency[good] * 1e3,
+            refused=int((record.status == REFUSED).sum()),
+            late=float(np.percentile(late, 99)) * 1e3 if late.size else 0.0,
+            busy=record.client_seconds / max(record.seconds, 1e-9),
         )
 
     @property

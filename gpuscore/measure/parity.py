@@ -37,7 +37,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     facts["oracle"] = f"transformers on {references[0].facts['device']}"
     facts |= {"date": now(), "hardware": local_machine(), "versions": versions()}
     title = f"Parity of {facts['model']} with transformers in float32"
-    return conclude(values.report, title, (), found, {"Run": facts})
+    return conclude(values.report, title, (), found, facts={"Run": facts})
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
@@ -81,8 +81,9 @@ def _prepared(
             "language models, whose labels are tokens"
         )
     size = values.workload or ("standard" if tokenizer is None else TEXT)
-    rows, context = model.vocab_size, plan.max_model_len
-    return config, directory, plan, make_workload(size, values.seed, rows, context, tokenizer)
+    limits = model.vocab_size, plan.max_model_len
+    workload = make_workload(size, values.seed, *limits, tokenizer=tokenizer)
+    return config, directory, plan, workload
 
 
 def _told(model: str, workload: Workload) -> dict[str, Any]:

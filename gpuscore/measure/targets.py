@@ -88,7 +88,7 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
     told = ours.get("valid_token_ids")
     vocab = values.vocab_size or (told if isinstance(told, int) else None)
     dtype = str(info.get("model_dtype", UNKNOWN)).split(" ")[0]
-    server = Measured(name, model, dtype, api, vocab, facts)
+    server = Measured(name, model, dtype, api, vocab=vocab, facts=facts)
     return HttpTarget(base, key, server, values.patience)
 
 

@@ -129,7 +129,7 @@ def make_workload(
         return sample(vocab_rows)
     if size == TEXT:
         cases = _sentence_cases(tokenizer, vocab_rows, context)
-        return Workload(size, seed, vocab_rows, context, cases)
+        return Workload(size, seed, vocab_rows, context, cases=cases)
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - 1}")
     if vocab_rows < 16 or context < 2 * SPARE:
@@ -138,15 +138,15 @@ def make_workload(
             f"workload; it needs 16 and {2 * SPARE}"
         )
     ids = _IdCases(np.random.RandomState(seed), SIZES[size], vocab_rows, context).all()
-    return Workload(size, seed, vocab_rows, context, ids)
+    return Workload(size, seed, vocab_rows, context, cases=ids)
 
 
 def sample(vocab_rows: int) -> Workload:
     """Return the sample of `gpuscore bench`: a few requests of ids that most models have."""
     rows = min(vocab_rows, SAMPLE_IDS)
-    every = make_workload("quick", 0, rows, SAMPLE_CONTEXT, None).cases
+    every = make_workload("quick", 0, rows, SAMPLE_CONTEXT, tokenizer=None).cases
     chosen = tuple(case for case in every if case.name in SAMPLE_CASES)
-    return Workload(SAMPLE, 0, rows, SAMPLE_CONTEXT, chosen)
+    return Workload(SAMPLE, 0, rows, SAMPLE_CONTEXT, cases=chosen)
 
 
 def query_numbers(cases: Sequence[Case]) -> dict[str, int]:
@@ -299,7 +299,7 @@ def _sentence_cases(tokenizer: "Tokenizer | None", vocab: int, context: int) -> 
         pairs = ((item, query) if "item_first" in how else (query, item) for item in items)
         prompts = [list(tokenizer.encode("".join(pair)).ids) for pair in pairs]
         label_ids = [[encoded[text][0] for text in labels]] * len(items)
-        cases.append(Case(name, query, items, label_ids, labels, prompts=prompts, **how))
+        cases.append(Case(name, query, items, label_ids, labels=labels, prompts=prompts, **how))
     if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
         raise ConfigError(
             f"--workload text: the tokenizer has ids that the weights have not; {other}"

@@ -1,1 +1,1 @@
-"""Scoring in this process: calls of `Scorer` and `AsyncScorer`, and their results."""
+"""Scoring in this process: `Scorer`, and its results."""

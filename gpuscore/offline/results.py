@@ -1,16 +1,14 @@
 """Results of `Scorer`'s methods, as tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.results import ItemError, spread
-
-Document: TypeAlias = str | Mapping[str, Any]
 
 
 class TokenCounts(TypedDict):
@@ -38,6 +36,8 @@ class Scores:
         labels: names of the columns: the labels' texts, or their ids; empty if items have labels of
             their own.
         errors: the items that were not scored; their tokens are not counted.
+        offsets: [N + 1], with `extraction_token_id`: the rows of item i are `offsets[i]` to
+            `offsets[i + 1]` - 1 of every table; else None.
     """
 
     scores: Float64Array  # [N, labels]
@@ -48,6 +48,7 @@ class Scores:
     logits: Float64Array | None = None  # [N, labels]
     labels: tuple[str, ...] = ()
     errors: tuple[ItemError, ...] = ()
+    offsets: NDArray[np.int64] | None = None  # [N + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Ranking:
     indices: NDArray[np.int64]  # [n]
     scores: Float64Array  # [n]
     truncated: BoolArray  # [n]
-    documents: tuple[Document, ...]  # [n]
+    documents: tuple[str, ...]  # [n]
     prompt_tokens: int
     cached_tokens: int
     errors: tuple[ItemError, ...] = ()

@@ -1,109 +1,93 @@
-"""Scoring in this process, without the server: `Scorer`, and `AsyncScorer` for asyncio."""
+"""Scoring in this process, without the server."""
 
-import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from collections.abc import Iterable, Sequence
+from typing import Any, Self, Unpack
+
+import numpy as np
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.ticket import Progress
-from gpuscore.errors import ConfigError
+from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.models.hub import model_directory
-from gpuscore.offline.calls import (
-    Call,
-    classify_call,
-    in_order,
-    pairs_call,
-    rerank_call,
-    score_call,
-    score_calls,
+from gpuscore.offline.results import (
+    Classification,
+    PairScores,
+    Ranking,
+    Scores,
+    TokenCounts,
+    column,
+    rectangle,
 )
-from gpuscore.offline.results import Classification, PairScores, Ranking, Scores
+from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelFiles
+from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.candidates import Candidates, apart, request_of
+from gpuscore.text.score_input import ScoreInput
+from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
+    Ids,
     Items,
     ScoreOptions,
     Text,
-    awaited,
+    checked_options,
+    ids_or_lists,
+    is_mean,
+    label_names,
+    listed,
+    pairs_of,
     takes_options,
+    text_or_ids,
+    token_ids,
+)
+from gpuscore.types.call_arguments import texts as texts_of
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import (
+    ItemErrors,
+    by_row,
+    check_on_error,
+    check_temperature,
+    check_text,
+    checked_texts,
+    label_logprobs,
+    label_mass,
+    label_scores,
+    per_token,
+    rows_apart,
+    scored_places,
+    spread,
 )
 
-ValueT = TypeVar("ValueT")
-
-# Batches whose tokens many calls in a row keep in the engine, so that it never waits for texts.
-AHEAD = 8
 _UNLIMITED = RequestLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
 
 
-class ModelSettings(TypedDict, total=False):
-    """The fields of `ModelConfig` besides the model."""
+class Scorer:
+    """Scores items with one model. A context manager; `close` frees the model.
 
-    revision: str | None
-    adapter: str | None
-    backend: str
-    device: str
-    dtype: str
-    quantization: str
-    attention: str
-    compile: str
-    kernels: str
-    max_batch_tokens: int | None
-    cuda_graph_tokens: int | None
-    max_model_len: int | None
-    memory_fraction: float | None
-    kv_cache_size: int | None
-    deterministic: bool
-    allow_degenerate: bool
-    tensor_parallel: int
-    threads: int | None
-
-
-class LoadedScorer:
-    """A model with its engine and its prompts. All methods may be called from several threads.
-
-    Settings come from the arguments only; GPUSCORE_* variables and configuration files are read by
-    the `gpuscore` command, not here.
+    All methods may be called from several threads; their requests share batches. Settings come from
+    the arguments only; GPUSCORE_* variables and configuration files are read by the `gpuscore`
+    command, not here.
 
     Args:
         model: "demo", a model directory, a hub name, or a whole `ModelConfig`, beside which no
             other setting may be given.
         family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
             --family`.
-        revision: branch, tag or commit of a hub model.
-        adapter: directory of a LoRA adapter (peft) that is merged into the model.
-        backend: "torch" or "jax".
-        device: "auto", "cpu", "cuda" or "tpu".
-        dtype: "auto", "bfloat16", "float16" or "float32".
-        quantization: "auto" or "w8a16".
-        attention: as for `gpuscore serve`.
-        compile: "auto", "on" or "off"; functions in C on a CPU.
-        kernels: "auto", "triton" or "torch".
-        max_batch_tokens: most tokens of one forward pass.
-        cuda_graph_tokens: tokens of the largest batch that runs as a CUDA graph.
-        max_model_len: longest prompt, in tokens.
-        memory_fraction: share of the free memory to use for keys and values of queries.
-        kv_cache_size: bytes for keys and values of queries, in place of `memory_fraction`.
-        deterministic: compute every score to the same bits, whatever else is batched.
-        allow_degenerate: load a quantised model although it has collapsed.
-        tensor_parallel: devices that share the model, or on a CPU processes.
-        threads: CPU threads.
+        **settings: the other fields of `ModelConfig`, such as `dtype` or `threads`.
 
     Raises:
         ConfigError: a setting has the wrong type or is out of range, or the model is not supported
             or, quantised, has collapsed.
+        TypeError: there is no such setting.
     """
 
     def __init__(
-        self,
-        model: str | ModelConfig = "demo",
-        *,
-        family: str = "auto",
-        **settings: Unpack[ModelSettings],
+        self, model: str | ModelConfig = "demo", *, family: str = "auto", **settings: Any
     ) -> None:
         if not isinstance(model, ModelConfig):
             model = ModelConfig(model, **settings)
@@ -136,14 +120,6 @@ class LoadedScorer:
         """Free the model and end the threads."""
         self._engine.close()
 
-    def _many(self, calls: Iterator[Call[ValueT]]) -> Generator[ValueT, None, None]:
-        """Yield the values of calls in their order, with several batches' tokens in the engine."""
-        return in_order(calls, self._engine.score, AHEAD * self._backend.limits.max_tokens)
-
-
-class Scorer(LoadedScorer):
-    """Scores items with one model. A context manager; `close` frees the model."""
-
     @takes_options
     def score(
         self,
@@ -166,26 +142,84 @@ class Scorer(LoadedScorer):
             GpuscoreError: as over HTTP, but without limits on the number of items or labels.
             TypeError: there is no such option.
         """
-        return self._run(score_call, progress=progress, query=query, items=items, options=options)
+        options = checked_options(ScoreOptions, options)
+        softmax, temperature = options["apply_softmax"], options["temperature"]
+        check_temperature(temperature, softmax)
+        mean, names = is_mean(options), label_names(options)
+        errors = ItemErrors() if check_on_error(options["on_error"]) else None
+        asked = text_or_ids(query, "query")
+        read = _items(items, asked, errors)
+        wanted = ScoreInput(
+            query=asked,
+            items=read,
+            labels=options["labels"],  # type: ignore[arg-type]  # lists by now
+            label_token_ids=options["label_token_ids"],  # type: ignore[arg-type]
+            label_sequences=options["label_sequences"],  # type: ignore[arg-type]
+            item_first=options["item_first"],
+            need_lse=options["logprobs"] or not softmax,
+            extraction=options["extraction_token_id"],
+        )
+        request = self._prompts.builder.build(wanted, errors)
+        failed = errors.listed() if errors else ()
+        if options["logits"] and request is not None and request.trie is not None:
+            raise InvalidRequest("labels of several tokens have no logits", param="logits")
 
-    @takes_options
-    def score_many(
-        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[ScoreOptions]
-    ) -> Iterator[Scores]:
-        """Score many pairs of a query and its items, and yield their scores in the given order.
+        offsets, left_out, count = None, failed, len(read)
+        if options["extraction_token_id"] is not None:
+            places = () if request is None or request.readouts is None else request.readouts.places
+            rows_of = spread(map(len, places[1:]), failed, len(read))
+            offsets = np.cumsum([0, *(rows or 0 for rows in rows_of)])
+            left_out, count = (), int(offsets[-1])  # an item in `errors` has no rows
 
-        Faster than a loop over `score`: several batches of requests are in the engine at a time, so
-        it is never idle while texts are prepared. `requests` may be a generator of any length.
+        def table(rows: Sequence[Float64Array | Float32Array]) -> Float64Array:
+            return rectangle([*spread(rows, left_out, count)], len(names))
+
+        result = self._result(request, progress)
+        scores: Sequence[Float64Array] = ()
+        logits: Sequence[Float32Array] = ()
+        logprobs, mass = scores, None
+        if request is not None and result is not None:
+            labels, result = rows_apart(request.label_ids, request), by_row(result, request)
+            shown = per_token(result, request.trie) if mean else result
+            scores = label_scores(shown, apply_softmax=softmax, temperature=temperature)
+            if options["logprobs"]:
+                logprobs, mass = label_logprobs(result), label_mass(result, request, labels)
+            logits = result.label_logits
+        return Scores(
+            scores=table(scores),
+            logprobs=table(logprobs) if options["logprobs"] else None,
+            label_mass=column(mass, left_out, count) if options["logprobs"] else None,
+            **_usage(request, result),
+            logits=table(logits) if options["logits"] else None,
+            labels=names,
+            errors=failed,
+            offsets=offsets,
+        )
+
+    def logprobs(
+        self, ids: Ids, candidates: Ids | Iterable[Ids], *, start: int = 0
+    ) -> list[Float64Array]:
+        """Return the log-probabilities of given tokens after the tokens of a prompt, an array for
+        each row from `start` on, as POST /v1/completions with `prompt_logprob_token_ids` does.
 
         Args:
-            requests: queries and items, as in `score`.
-            **options: as in `score`, for all requests.
+            ids: the prompt. Row r is the distribution after token r, so it belongs to token r + 1;
+                a prompt of n tokens has the rows 0 to n - 2.
+            candidates: token ids, the same for all rows, or a list of them for each row.
+            start: the first row.
 
         Raises:
-            GpuscoreError: as `score`, once the scores of all earlier requests have come; no more
-                come then.
+            GpuscoreError: as over HTTP.
         """
-        return self._many(score_calls(self._prompts, requests, options))
+        if self._backend.limits.classes is not None:
+            raise InvalidRequest("this model predicts classes, not tokens")
+        builder, asked = self._prompts.builder, ids_or_lists(candidates, "candidates")
+        prompts = builder.whole_prompts([token_ids(ids, "ids")], special=False, name="ids")
+        chosen = Candidates.read(asked, start, prompts, builder.checks)
+        rows, labels = chosen.rows(prompts[0], prompts[0], every=False, last=False)
+        request = request_of(prompts, [rows], [labels], builder.backend)
+        _, (answered,) = apart(request, self._engine.score(request).result(), every=False)
+        return [*answered.rows(0, len(prompts[0]) - 1 - start)]
 
     @takes_options
     def rerank(
@@ -207,8 +241,22 @@ class Scorer(LoadedScorer):
             InvalidRequest: the model belongs to no known family of rerankers.
             GpuscoreError: as over HTTP.
         """
-        return self._run(
-            rerank_call, query=query, documents=documents, top_n=top_n, options=options
+        options = checked_options(FamilyOptions, options)
+        check_text(query, "query")
+        read = listed(documents, "documents")
+        if top_n is not None and top_n < 1:
+            raise InvalidRequest(f"top_n is {top_n}, it must be at least 1", param="top_n")
+        scored = self._in_family(query, read, options, name="documents")
+        places = np.array(scored_places(scored.errors, len(read)), dtype=np.int64)
+        chosen = places[np.argsort(-scored.scores[places], kind="stable")[:top_n]]
+        return Ranking(
+            indices=chosen,
+            scores=scored.scores[chosen],
+            truncated=scored.truncated[chosen],
+            documents=tuple(read[index] for index in chosen.tolist()),
+            prompt_tokens=scored.prompt_tokens,
+            cached_tokens=scored.cached_tokens,
+            errors=scored.errors,
         )
 
     @takes_options
@@ -224,7 +272,9 @@ class Scorer(LoadedScorer):
         Raises:
             GpuscoreError: as `rerank`.
         """
-        return self._run(pairs_call, pairs=pairs, options=options)
+        options, read = checked_options(FamilyOptions, options), pairs_of(pairs)
+        queries, documents = [query for query, _ in read], [document for _, document in read]
+        return self._in_family(queries, documents, options, name="pairs")
 
     @takes_options
     def classify(
@@ -240,74 +290,87 @@ class Scorer(LoadedScorer):
             MissingLabels: neither the model nor the call names classes.
             GpuscoreError: as over HTTP.
         """
-        return self._run(classify_call, texts=texts, options=options)
+        options = checked_options(ClassifyOptions, options)
+        read = texts_of([texts] if isinstance(texts, str) else texts, "texts")
+        most, fit = options["max_tokens_per_doc"], options["truncate"]
+        wanted = RerankInput(options["query"], read, most_tokens=most, fit=fit, name="input")
+        labels: Any = options["labels"]  # a list by now
+        request, classes = build_classes(self._prompts, wanted, labels)
+        result = self._engine.score(request).result()
+        logits = np.stack(result.label_logits).astype(np.float64)
+        names = tuple(classes.labels)
+        return Classification(
+            classes=names,
+            probabilities=classes.probabilities(logits),
+            best=tuple(names[index] for index in logits.argmax(axis=1).tolist()),
+            truncated=_flags(classes.truncated, len(logits)),
+            **_usage(request, result),
+        )
 
-    def _run(
-        self,
-        prepare: Callable[..., Call[ValueT]],
-        progress: Progress | None = None,
-        **arguments: Any,
-    ) -> ValueT:
-        call = prepare(self._prompts, **arguments)
-        if call.request is None:
-            return call.finish(None)
-        return call.finish(self._engine.score(call.request, progress).result())
+    def _in_family(
+        self, query: str | list[str], documents: Sequence[str], options: FamilyOptions, name: str
+    ) -> PairScores:
+        """Score documents, in their order, in the prompt of the family."""
+        family = self._prompts.reranker
+        inputs = RerankInput(
+            query,
+            documents,
+            instruction=options["instruction"],
+            most_tokens=options["max_tokens_per_doc"],
+            fit=options["truncate"],
+            name=name,
+        )
+        errors = ItemErrors() if check_on_error(options["on_error"]) else None
+        if errors is None:
+            if isinstance(query, list):
+                checked_texts(query, name, None)
+            checked_texts(documents, name, None)
+        built = family.build(inputs, errors)
+        failed, result = errors.listed() if errors else (), self._result(built.request)
+        scores = None if result is None else family.raw_scores(result)
+        if scores is not None and not options["raw_scores"]:
+            scores = family.family.relevance(scores)
+        return PairScores(
+            scores=column(scores, failed, len(documents)),
+            truncated=_flags(built.truncated, len(documents)),
+            **_usage(built.request, result),
+            errors=failed,
+        )
+
+    def _result(
+        self, request: ScoreRequest | None, progress: Progress | None = None
+    ) -> ScoreResult | None:
+        """Return the engine's result; None if there is no item to score."""
+        return None if request is None else self._engine.score(request, progress).result()
 
 
-class AsyncScorer(LoadedScorer):
-    """`Scorer` for asyncio: the same methods, which let other tasks run while they wait.
-
-    Texts are prepared in threads. A cancelled call drops its work that has not begun.
-    """
-
-    score = awaited(Scorer.score)
-    rerank = awaited(Scorer.rerank)
-    score_pairs = awaited(Scorer.score_pairs)
-    classify = awaited(Scorer.classify)
-
-    @takes_options
-    async def score_many(
-        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[ScoreOptions]
-    ) -> AsyncGenerator[Scores, None]:
-        """See `Scorer.score_many`; iterate with `async for`. `requests` is read in threads."""
-        async for scores in _iterated(self._many(score_calls(self._prompts, requests, options))):
-            yield scores
-
-    async def _run(
-        self,
-        prepare: Callable[..., Call[ValueT]],
-        progress: Progress | None = None,
-        **arguments: Any,
-    ) -> ValueT:
-        call = await asyncio.to_thread(prepare, self._prompts, **arguments)
-        if call.request is None:
-            return call.finish(None)
-        result = await asyncio.wrap_future(self._engine.score(call.request, progress))
-        return call.finish(result)
-
-    async def __aenter__(self) -> "AsyncScorer":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+def _flags(indices: Sequence[int], count: int) -> BoolArray:
+    flags = np.zeros(count, dtype=np.bool_)
+    flags[list(indices)] = True
+    return flags
 
 
-async def _iterated(values: Generator[ValueT, None, None]) -> AsyncGenerator[ValueT, None]:
-    """Yield the values, each computed in a thread; close the generator at an early end."""
+def _usage(request: ScoreRequest | None, result: ScoreResult | None) -> TokenCounts:
+    """Return the numbers of tokens of a result."""
+    if request is None or result is None:
+        return {"prompt_tokens": 0, "cached_tokens": 0}
+    tokens = request.num_prompt_tokens
+    return {"prompt_tokens": tokens, "cached_tokens": max(0, tokens - result.computed_tokens)}
 
-    def end(step: "asyncio.Future[ValueT | None]") -> None:
-        if not step.cancelled():
-            step.exception()  # of a call that nobody awaits any more
-        values.close()
 
-    step = None
-    try:
-        while True:
-            step = asyncio.ensure_future(asyncio.to_thread(next, values, None))
-            value = await asyncio.shield(step)  # a thread goes on when its task is cancelled
-            if value is None:
-                return
-            yield value
-    finally:
-        if step is not None:  # a generator cannot be closed while it runs
-            step.add_done_callback(end)
+def _items(
+    items: Items, query: str | list[int], errors: ItemErrors | None
+) -> list[str | list[int]]:
+    """Return the items; an empty item replaces each that is neither text nor ids."""
+    elements = [items] if isinstance(items, str) else listed(items, "items")
+    is_text = any(isinstance(item, str) for item in elements) or (isinstance(query, str) and query)
+    read: list[str | list[int]] = []
+    for index, item in enumerate(elements):
+        try:
+            read.append(text_or_ids(item, f"items[{index}]"))
+        except InvalidRequest as error:
+            if errors is None:
+                raise
+            errors.add(index, error)
+            read.append("" if is_text else [])
+    return read

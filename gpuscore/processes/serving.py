@@ -38,7 +38,7 @@ def serve_model(
         EngineFailed: an engine was lost at start, or all of them too often since.
     """
     keys = read_api_keys(server)
-    read_hosts(server, server.host, len(keys))
+    read_hosts(server, len(keys))
     read_aliases(server)
     tracer = read_tracer(os.environ)
     chosen = served_models(model, server)

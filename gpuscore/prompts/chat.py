@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import MAX_TEMPLATE, as_object, read_object, read_text, shown
-from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, Ends, literal
+from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, Ends, Messages, literal
 from gpuscore.prompts.rendering import TemplateLimit, render
 from gpuscore.text.declared import token_text
 
@@ -20,7 +20,6 @@ TEMPLATE = "chat_template.jinja"
 WHITE = " \n"  # the white space that is tried around texts
 # Placeholders for the callers' texts while a chat template is rendered; no template contains them.
 MARKS = {INSTRUCTION: "\ue001i\ue001", QUERY: "\ue002q\ue002", DOCUMENT: "\ue003d\ue003"}
-Messages = Sequence[tuple[str, str]]  # (role, content); the content has fields such as {query}
 BESIDE = (
     "without a family (--family none; family='none' in Python) the model still scores query, items "
     "and labels"
@@ -58,7 +57,7 @@ class ChatTemplate:
         )
 
     def marked_and_ends(
-        self, messages: Messages, options: Mapping[str, object]
+        self, messages: Messages, options: Mapping[str, object], pieces: bool | None = None
     ) -> tuple[str, dict[str, Ends]]:
         """Render with marks in place of the fields, and return the white space that the template
         drops around each text.
@@ -66,9 +65,11 @@ class ChatTemplate:
         Args:
             messages: the conversation; its contents may have fields like the parts of a family.
             options: variables of the template.
+            pieces: contents are lists of pieces, as templates of models that also read images
+                expect them, or plain texts; None: plain texts if they render right, else pieces.
         """
         fields = [f for f in MARKS if any("{" + f + "}" in content for _, content in messages)]
-        bare, *spaced = self._marked(messages, options, fields)
+        bare, *spaced = self._marked(messages, options, fields, pieces)
         per_field = [spaced[i : i + len(WHITE)] for i in range(0, len(spaced), len(WHITE))]
         try:
             ends = {
@@ -80,7 +81,11 @@ class ChatTemplate:
         return bare, ends
 
     def _marked(
-        self, messages: Messages, options: Mapping[str, object], fields: list[str]
+        self,
+        messages: Messages,
+        options: Mapping[str, object],
+        fields: list[str],
+        pieces: bool | None,
     ) -> list[str]:
         """Render as it is, and with each of WHITE around each field's mark, in one process.
 
@@ -93,7 +98,10 @@ class ChatTemplate:
         except TemplateLimit as error:
             raise TemplateLimit(f"{self.file}: {error}; {BESIDE}") from error
         try:
-            return [_chosen(made[i : i + 2], fields) for i in range(0, len(made), 2)]
+            pairs = [made[i : i + 2] for i in range(0, len(made), 2)]
+            return [
+                _chosen(pair if pieces is None else pair[pieces:][:1], fields) for pair in pairs
+            ]
         except ConfigError as error:
             raise self._refused(error) from error
 
@@ -152,11 +160,8 @@ def _configured(value: object, name: str) -> str | None:
 def _conversations(
     messages: Messages, spaced: str, around: str
 ) -> Iterator[list[dict[str, object]]]:
-    """Yield the conversation with marks in place of fields, one of them spaced, in two forms.
-
-    Contents are first plain text, then lists of pieces, as templates of models that also read
-    images expect them.
-    """
+    """Yield the conversation with marks in place of fields, one of them spaced, in two forms:
+    with plain texts, then with lists of pieces."""
     marks = MARKS | ({spaced: f"{around}{MARKS[spaced]}{around}"} if spaced else {})
     texts = [(role, content.format_map(marks)) for role, content in messages]
     yield [{"role": role, "content": text} for role, text in texts]
@@ -164,16 +169,14 @@ def _conversations(
 
 
 def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
-    """Return the rendering of plain contents if it has the fields, else pieces' rendering."""
-    plain, pieces = made
-    if isinstance(plain, ConfigError):
-        raise ConfigError(f"cannot be rendered: {plain}")
-    wrong = _wrong(plain, fields)
-    if not wrong:
-        return plain
-    if isinstance(pieces, ConfigError) or _wrong(pieces, fields):
-        raise ConfigError(f"has the {wrong}")
-    return pieces
+    """Return the first rendering that has the fields; raise ConfigError if none has."""
+    first = made[0]
+    if isinstance(first, ConfigError):
+        raise ConfigError(f"cannot be rendered: {first}")
+    for text in made:
+        if isinstance(text, str) and not _wrong(text, fields):
+            return text
+    raise ConfigError(f"has the {_wrong(first, fields)}")
 
 
 def _wrong(rendered: str, fields: list[str]) -> str:

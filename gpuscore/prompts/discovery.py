@@ -7,7 +7,7 @@ no source names a family, no family is guessed, and `/rerank` is refused with th
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gpuscore.models.files import (
     read_object,
     shown,
 )
-from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
+from gpuscore.prompts.chat import BESIDE, ChatTemplate, parts_of
 from gpuscore.prompts.family import (
     DOCUMENT,
     INSTRUCTION,
@@ -28,12 +28,12 @@ from gpuscore.prompts.family import (
     QUERY,
     Activation,
     Ends,
-    Family,
+    Messages,
     PromptFamily,
     formula_of,
     literal,
 )
-from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
+from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, by_name
 
 LOGIT_SCORE = "LogitScore"
 
@@ -73,8 +73,7 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
         count = len(as_object(names, f"{path}: id2label"))
     if type(count) is not int or count < 1:
         raise ConfigError(f"{path}: num_labels must be a positive integer, found {shown(count)}")
-    text = config.get("text_config")
-    own = text if isinstance(text, dict) else config
+    own = _of_text(config)
     padding, ends = own.get("pad_token_id"), own.get("eos_token_id")
     if padding is not None and padding in (ends if isinstance(ends, list) else [ends]):
         logger.warning(
@@ -89,6 +88,12 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
         _head_activation(count, config.get("problem_type")),
         padding if type(padding) is int else None,
     )
+
+
+def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that is about text, in models that also read images."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def _head_activation(num_classes: int, problem: object) -> Activation:
@@ -184,8 +189,8 @@ def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily
     return family
 
 
-def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> PromptFamily:
-    if isinstance(family, PromptFamily):
+def _resolved(family: PromptFamily, directory: Path, specials: Sequence[str]) -> PromptFamily:
+    if family.parts:
         return family
     template = ChatTemplate.read(directory)
     if template is None:
@@ -203,17 +208,20 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
     parts, strip = rendered(family.messages)
     answering_parts, answering_strip = rendered(family.answering) if family.answering else ((), {})
 
-    facts = {fact.name: getattr(family, fact.name) for fact in fields(Family)}
-    return PromptFamily(
-        **facts | {"strip": strip},
+    return replace(
+        family,
         parts=parts,
+        strip=strip,
         answering_parts=answering_parts,
         answering_strip=answering_strip,
     )
 
 
 def _sentence_transformers(
-    directory: Path, specials: Sequence[str], known: AnyFamily | None, head: ClassifierHead | None
+    directory: Path,
+    specials: Sequence[str],
+    known: PromptFamily | None,
+    head: ClassifierHead | None,
 ) -> PromptFamily | None:
     """Return the family that sentence-transformers' files define, or None without such files.
 
@@ -221,10 +229,12 @@ def _sentence_transformers(
     has a head of classes, and the chat template. The formula is that of a known family, if there is
     one.
     """
-    read_by = _score_module(directory)
-    if read_by is None and not (head is not None and _takes_messages(directory)):
+    read_by, message = _score_module(directory), _message_settings(directory)
+    if read_by is None and (head is None or message is None):
         return None
-    labels = (ONLY_CLASS,) if read_by is None else _score_labels(read_by)
+    if read_by is not None:
+        _check_alone(read_by, directory)
+    labels = (ONLY_CLASS,) if read_by is None else _score_labels(read_by, directory)
     template = ChatTemplate.read(directory)
     if template is None:
         what = "takes messages" if read_by is None else f"has a {LOGIT_SCORE} module"
@@ -232,9 +242,10 @@ def _sentence_transformers(
     instruction = _instruction(directory / "config_sentence_transformers.json")
     system = [("system", "{" + INSTRUCTION + "}")] if instruction else []
     messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
-    text, strip = template.marked_and_ends(messages, _template_options(directory))
+    pieces = {"flat": False, "structured": True}.get((message or {}).get("format", ""))
+    text, strip = template.marked_and_ends(messages, _template_options(directory), pieces)
     formula = _formula(directory)
-    if isinstance(known, PromptFamily) and known.ranks:
+    if known is not None and known.parts and known.ranks:
         if formula != (known.activation, known.scale):
             told = f"{known.name} as {formula_of(known.activation, known.scale)}"
             logger.warning(
@@ -263,12 +274,11 @@ def _formula(directory: Path) -> tuple[Activation, float]:
         ConfigError: the activation is neither a sigmoid nor the identity.
     """
     path = directory / "config_sentence_transformers.json"
-    name = (read_object(path) or {}).get("activation_fn")
+    name = _within(path).get("activation_fn")
     if name is None:  # older versions wrote it here
         path = directory / "config.json"
-        config = read_object(path) or {}
-        own = as_object(config.get("sentence_transformers") or {}, f"{path}: sentence_transformers")
-        name = own.get("activation_fn", config.get("sbert_ce_default_activation_function"))
+        older = _within(path).get("sbert_ce_default_activation_function")
+        name = _within(path, "sentence_transformers").get("activation_fn", older)
     if name in (None, *_torch_names("activation", "Sigmoid")):  # the default
         return "sigmoid", 1.0
     if name in _torch_names("linear", "Identity"):
@@ -302,33 +312,50 @@ def _score_module(directory: Path) -> Path | None:
     return directory / places[0] / "config.json"
 
 
-def _takes_messages(directory: Path) -> bool:
-    """Return True if sentence-transformers gives the model its chat template's prompts."""
-    path = directory / "sentence_bert_config.json"
-    settings = read_object(path) or {}
-    kinds = as_object(settings.get("modality_config") or {}, f"{path}: modality_config")
-    return "message" in kinds and (directory / "modules.json").exists()
+def _message_settings(directory: Path) -> dict[str, Any] | None:
+    """Return how sentence-transformers gives the model its chat template's prompts; None if it does
+    not."""
+    kinds = _within(directory / "sentence_bert_config.json", "modality_config")
+    if "message" not in kinds or not (directory / "modules.json").exists():
+        return None
+    return _within(directory / "sentence_bert_config.json", "modality_config", "message")
 
 
-def _score_labels(path: Path) -> tuple[int, ...]:
+def _check_alone(read_by: Path, directory: Path) -> None:
+    """Raise ConfigError if config.json, too, says what the logits mean."""
+    path = directory / "config.json"
+    config = read_object(path) or {}
+    keys = [key for key in (FROM_TOKENS, "is_original_qwen3_reranker") if config.get(key)]
+    if architecture_name(config).endswith("ForSequenceClassification"):
+        keys.append("architectures")
+    if keys:
+        raise ConfigError(
+            f"{path} has {keys[0]} {shown(config[keys[0]])}, and {read_by} names tokens, too; "
+            "delete one of them, or choose with --family"
+        )
+
+
+def _score_labels(path: Path, directory: Path) -> tuple[int, ...]:
     """Return the id of the true token, and of the false one if there is one."""
     config = read_object(path)
     if config is None:
         raise ConfigError(f"{path} is missing")
+    rows = _of_text(read_object(directory / "config.json") or {}).get("vocab_size")
+    last = rows - 1 if type(rows) is int else 2**31 - 1
     names = ("true_token_id", "false_token_id")
     labels = [config.get(name) for name in names]
     for name, label in zip(names, labels, strict=True):
         missing = label is None and name == "false_token_id"
-        if not missing and (type(label) is not int or not 0 <= label < 2**31):
-            raise ConfigError(f"{path}: {name} must be the id of a token, found {shown(label)}")
+        if not missing and (type(label) is not int or not 0 <= label <= last):
+            raise ConfigError(
+                f"{path}: {name} must be the id of a token, 0 to {last}, found {shown(label)}"
+            )
     return tuple(label for label in labels if label is not None)
 
 
 def _instruction(path: Path) -> str:
     """Return the default prompt; empty if there is none."""
-    settings = read_object(path) or {}
-    prompts = as_object(settings.get("prompts") or {}, f"{path}: prompts")
-    name = settings.get("default_prompt_name")
+    prompts, name = _within(path, "prompts"), _within(path).get("default_prompt_name")
     if name is None:
         return ""
     prompt = prompts.get(name, "") if isinstance(name, str) else None
@@ -339,8 +366,12 @@ def _instruction(path: Path) -> str:
 
 def _template_options(directory: Path) -> dict[str, Any]:
     """Return the variables for rendering the chat template."""
-    path = directory / "sentence_bert_config.json"
-    options: Any = read_object(path) or {}
-    for name in ("processing_kwargs", "chat_template"):
-        options = as_object(options.get(name) or {}, f"{path}: {name}")
-    return dict(options)
+    return _within(directory / "sentence_bert_config.json", "processing_kwargs", "chat_template")
+
+
+def _within(path: Path, *names: str) -> dict[str, Any]:
+    """Return the object in a JSON file that these keys lead to; an absent one is empty."""
+    found = read_object(path) or {}
+    for name in names:
+        found = as_object(found.get(name) or {}, f"{path}: {name}")
+    return found

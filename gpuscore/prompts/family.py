@@ -1,7 +1,7 @@
 """Prompt families: the prompt, labels and formula of a kind of reranker, guard or reward model."""
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -19,9 +19,17 @@ Ends: TypeAlias = tuple[str | None, str | None]
 STRIPPED: dict[str, Ends] = dict.fromkeys((QUERY, DOCUMENT), (None, None))
 
 
+Messages = Sequence[tuple[str, str]]  # (role, content); the content has fields such as {query}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """The facts of a family, however its prompts are made.
+class PromptFamily:
+    """A family of models that judge a text by the next token or by a head with one class.
+
+    Requests do not change it, except that they may bring their own instruction. A prompt is made of
+    parts that are tokenised one by one. In parts without a field, which are the family's own text,
+    control tokens count as such. Parts with fields contain a caller's text and give none, so no
+    text can end its turn in the conversation or begin another one.
 
     Args:
         name: as in `--family`.
@@ -33,8 +41,27 @@ class Family:
         instruction: used if a request has none.
         activation: turns a raw score into a relevance: "sigmoid" of raw / scale, which for two
             labels and scale 1 is their softmax; or "none".
-        strip: by field, the characters that are dropped around its text.
+        scale: divisor of raw scores.
         one_class: the only label is the class of a head, not a token.
+        padding: the padding token of a model with a head, which transformers reads at the last
+            other token. None: it has none.
+        parts: have the fields {instruction}, {query} and {document}, the document once. The
+            documents of a query share the text before it: little, if the document comes first.
+            Only guards may lack a query. Empty if the model's chat template makes them.
+        answering_parts: a guard's parts for a text that answers a query.
+        strip: by field, the characters that are dropped around its text, besides those that the
+            chat template drops.
+        answering_strip: `strip` in `answering_parts`.
+        messages: the conversation of which the chat template makes the parts; its contents have the
+            fields of parts.
+        answering: a guard's conversation for a text that answers a query.
+        answer: the beginning of the model's answer, before the label.
+        options: variables of the chat template, such as add_generation_prompt.
+        named: a pattern for models' names without their owner, and the beginning of their
+            architecture. Conversions add to the name.
+
+    Raises:
+        ValueError: the parts lack a required field, have an unknown one, or the document twice.
     """
 
     name: str
@@ -43,42 +70,23 @@ class Family:
     classes: tuple[str, ...] = ()
     instruction: str = ""
     activation: Activation = "sigmoid"
-    strip: Mapping[str, Ends] = field(default_factory=dict)
-    one_class: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptFamily(Family):
-    """A family of models that judge a text by the next token or by a head with one class.
-
-    Requests do not change it, except that they may bring their own instruction. A prompt is made of
-    parts that are tokenised one by one. In parts without a field, which are the family's own text,
-    control tokens count as such. Parts with fields contain a caller's text and give none, so no
-    text can end its turn in the conversation or begin another one.
-
-    Args:
-        parts: have the fields {instruction}, {query} and {document}, the document once. The
-            documents of a query share the text before it: little, if the document comes first.
-            Only guards may lack a query.
-        answering_parts: a guard's parts for a text that answers a query.
-        scale: divisor of raw scores.
-        answering_strip: `strip` in `answering_parts`.
-        padding: the padding token of a model with a head, which transformers reads at the last
-            other token. None: it has none.
-
-    Raises:
-        ValueError: the parts lack a required field, have an unknown one, or the document twice.
-    """
-
-    parts: tuple[str, ...]
-    answering_parts: tuple[str, ...] = ()
     scale: float = 1.0
-    answering_strip: Mapping[str, Ends] = field(default_factory=dict)
+    one_class: bool = False
     padding: int | None = None
+    parts: tuple[str, ...] = ()
+    answering_parts: tuple[str, ...] = ()
+    strip: Mapping[str, Ends] = field(default_factory=dict)
+    answering_strip: Mapping[str, Ends] = field(default_factory=dict)
+    messages: Messages = ()
+    answering: Messages = ()
+    answer: str = ""
+    options: Mapping[str, object] = field(default_factory=dict)
+    named: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         needed = {DOCUMENT} if self.classes else {QUERY, DOCUMENT}
-        self._check(self.parts, needed)
+        if self.parts:
+            self._check(self.parts, needed)
         if self.answering_parts:
             self._check(self.answering_parts, {QUERY, DOCUMENT})
         if self.classes and len(self.classes) != len(self.labels):

@@ -6,35 +6,13 @@ compare its token ids with recorded ones.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterable
 
-from gpuscore.prompts.chat import Messages
-from gpuscore.prompts.family import ONLY_CLASS, STRIPPED, Family, PromptFamily
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatFamily(Family):
-    """A family whose prompt is made by the model's own chat template.
-
-    `strip` is white space around texts that is dropped even if the template keeps it.
-
-    Args:
-        messages: the conversation, whose contents have the fields of a family's parts.
-        answering: a guard's conversation for a text that answers a query.
-        answer: the beginning of the model's answer, before the label.
-        options: variables of the template, such as add_generation_prompt.
-    """
-
-    messages: Messages
-    answering: Messages = ()
-    answer: str = ""
-    options: Mapping[str, object] = field(default_factory=dict)
-
+from gpuscore.prompts.family import ONLY_CLASS, STRIPPED, PromptFamily
 
 QWEN3_RERANKER = PromptFamily(
     name="qwen3-reranker",
+    named=(r"qwen3-reranker-[\d.]+b", "Qwen3For"),
     source="https://huggingface.co/Qwen/Qwen3-Reranker-0.6B",
     parts=(
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
@@ -48,6 +26,7 @@ QWEN3_RERANKER = PromptFamily(
 )
 MXBAI_RERANK_V2 = PromptFamily(
     name="mxbai-rerank-v2",
+    named=(r"mxbai-rerank-(base|large)-v2", "Qwen2For"),
     source="https://github.com/mixedbread-ai/mxbai-rerank",
     parts=(
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -66,6 +45,7 @@ MXBAI_RERANK_V2 = PromptFamily(
 )
 ZERANK = PromptFamily(
     name="zerank",
+    named=(r"zerank-[12](-small)?(-reranker)?$", "Qwen3For"),
     source="https://huggingface.co/zeroentropy/zerank-1",
     parts=(
         "<|im_start|>",
@@ -80,6 +60,7 @@ ZERANK = PromptFamily(
 )
 DEMO = PromptFamily(
     name="demo",
+    named=(r"(?-i:demo)$", ""),
     source="gpuscore/demo/README.md",
     parts=("query: {query}\nitem: {document}",),
     labels=("yes", "no"),
@@ -87,6 +68,7 @@ DEMO = PromptFamily(
 
 BGE_RERANKER_V2_GEMMA = PromptFamily(
     name="bge-reranker-v2-gemma",
+    named=(r"bge-reranker-v2-gemma$", "GemmaFor"),
     source="https://huggingface.co/BAAI/bge-reranker-v2-gemma",
     parts=(
         "<bos>",
@@ -99,7 +81,7 @@ BGE_RERANKER_V2_GEMMA = PromptFamily(
     ),
     labels=("Yes",),
 )
-INSTRUCT = ChatFamily(
+INSTRUCT = PromptFamily(
     name="instruct",
     source="docs/families.md",
     messages=(
@@ -115,8 +97,9 @@ INSTRUCT = ChatFamily(
     options={"add_generation_prompt": True, "enable_thinking": False},
     strip=STRIPPED,
 )
-QWEN3GUARD_GEN = ChatFamily(
+QWEN3GUARD_GEN = PromptFamily(
     name="qwen3guard-gen",
+    named=(r"qwen3guard-gen-[\d.]+b", "Qwen3For"),
     source="https://huggingface.co/Qwen/Qwen3Guard-Gen-0.6B",
     messages=(("user", "{document}"),),
     answering=(("user", "{query}"), ("assistant", "{document}")),
@@ -124,8 +107,9 @@ QWEN3GUARD_GEN = ChatFamily(
     labels=(" Safe", " Unsafe", " Controversial"),
     classes=("Safe", "Unsafe", "Controversial"),
 )
-LLAMA_GUARD_3 = ChatFamily(
+LLAMA_GUARD_3 = PromptFamily(
     name="llama-guard-3",
+    named=(r"llama-guard-3-[\d.]+b(?!.*vision)", "LlamaFor"),
     source="https://huggingface.co/meta-llama/Llama-Guard-3-8B",
     messages=(("user", "{document}"),),
     answering=(("user", "{query}"), ("assistant", "{document}")),
@@ -133,8 +117,19 @@ LLAMA_GUARD_3 = ChatFamily(
     labels=("safe", "unsafe"),
     classes=("safe", "unsafe"),
 )
-REWARD = ChatFamily(
+GRANITE_GUARDIAN = PromptFamily(
+    name="granite-guardian",
+    named=(r"granite-guardian-3\.[0-2]-", "GraniteFor"),
+    source="https://github.com/ibm-granite/granite-guardian",
+    messages=(("user", "{document}"),),
+    answering=(("user", "{query}"), ("assistant", "{document}")),
+    labels=("Yes", "No"),
+    classes=("Yes", "No"),
+    options={"add_generation_prompt": True},
+)
+REWARD = PromptFamily(
     name="reward",
+    named=(r"skywork-reward-", ""),
     source="https://huggingface.co/Skywork/Skywork-Reward-V2-Qwen3-0.6B",
     messages=(("user", "{query}"), ("assistant", "{document}")),
     labels=(ONLY_CLASS,),
@@ -142,38 +137,26 @@ REWARD = ChatFamily(
     one_class=True,
 )
 
-AnyFamily: TypeAlias = PromptFamily | ChatFamily
-_ALL: tuple[AnyFamily, ...] = (
+_ALL = (
     *(QWEN3_RERANKER, MXBAI_RERANK_V2, BGE_RERANKER_V2_GEMMA, ZERANK, INSTRUCT),
-    *(QWEN3GUARD_GEN, LLAMA_GUARD_3, REWARD, DEMO),
+    *(QWEN3GUARD_GEN, LLAMA_GUARD_3, GRANITE_GUARDIAN, REWARD, DEMO),
 )
-FAMILIES: dict[str, AnyFamily] = {family.name: family for family in _ALL}
+FAMILIES = {family.name: family for family in _ALL}
 
 
 def names_of(ranks: bool) -> str:
     """Return the names of the families that rank, or of the guards, for an error."""
-    return ", ".join(family.name for family in _ALL if ranks != bool(family.classes))
+    return ", ".join(family.name for family in _ALL if family.ranks == ranks)
 
 
-# (pattern for the model's name without its owner, beginning of its architecture, family).
-# Conversions add to the name.
-_BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (
-    (r"qwen3-reranker-[\d.]+b", "Qwen3For", QWEN3_RERANKER),
-    (r"mxbai-rerank-(base|large)-v2", "Qwen2For", MXBAI_RERANK_V2),
-    (r"zerank-[12](-small)?(-reranker)?$", "Qwen3For", ZERANK),
-    (r"bge-reranker-v2-gemma$", "GemmaFor", BGE_RERANKER_V2_GEMMA),
-    (r"qwen3guard-gen-[\d.]+b", "Qwen3For", QWEN3GUARD_GEN),
-    (r"llama-guard-3-[\d.]+b(?!.*vision)", "LlamaFor", LLAMA_GUARD_3),
-    (r"skywork-reward-", "", REWARD),
-    (r"(?-i:demo)$", "", DEMO),
-)
-
-
-def by_name(names: Iterable[str], architecture: str) -> AnyFamily | None:
+def by_name(names: Iterable[str], architecture: str) -> PromptFamily | None:
     """Return the family of a model by its names, hub names or paths; None if unknown."""
     for name in names:
         last = name.rstrip("/").rpartition("/")[2]
-        for pattern, beginning, family in _BY_NAME:
+        for family in _ALL:
+            if family.named is None:
+                continue
+            pattern, beginning = family.named
             if re.match(pattern, last, re.IGNORECASE) and architecture.startswith(beginning):
                 return family
     return None

@@ -92,7 +92,8 @@ def _outcome(template: str, variables: dict[str, Any], messages: Any) -> tuple[s
     except OverflowError as error:  # from the sandbox, for a range of over 100,000 numbers
         return _LIMIT, _one_line(error)
     except TemplateError as error:
-        return _REFUSED, _one_line(error)
+        more = "; it would be another prompt each day: write a date into the template"
+        return _REFUSED, _one_line(error) + more * ("strftime_now" in str(error))
     except Exception as error:  # noqa: BLE001  (a template may raise any error)
         return _REFUSED, _one_line(f"{type(error).__name__}: {error}")
     if len(text) > CHARACTERS:

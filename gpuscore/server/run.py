@@ -23,7 +23,7 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ANSWERS, Pacer, ScoringService
 from gpuscore.server.stopping import EXIT_ERROR, EXIT_OK, LAST_ANSWERS, DrainingServer
 from gpuscore.system.heap import return_large_blocks
-from gpuscore.system.log import LogWriter, chosen_format, logging_to
+from gpuscore.system.log import LogWriter, logging_to
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
@@ -66,21 +66,27 @@ def serve(
     served = [model for model, _ in models]
     answers = Pacer(partial(rounds.pieces, ANSWERS))
     service = ScoringService(served, config.max_queue_seconds, answers)
-    style = chosen_format()
-    with LogWriter() as log, logging_to(log, style):
-        operations = Operations(service, log, tracer, config.log_requests, style)
-        hosts = read_hosts(config, config.host, len(keys))
-        gate = create_app(service, config, keys, operations, hosts, rounds)
-        protocol = partial(
-            ScoreProtocol,
-            gate=gate,
-            most=connections_here(config.max_connections),
+    with LogWriter() as log, logging_to(log):
+        operations = Operations(service, log, tracer, config.log_requests)
+        hosts = read_hosts(config, len(keys))
+        gate = create_app(service, config, keys, operations, hosts=hosts, pieces=rounds.pieces)
+        most = connections_here(config.max_connections)
+        uvicorn_config = uvicorn.Config(
+            gate,
+            backlog=ACCEPTS,
+            http=partial(ScoreProtocol, gate=gate, most=most),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=round(LAST_ANSWERS),
         )
-        uvicorn_config = _uvicorn_config(gate, config, protocol)
-        server = DrainingServer(uvicorn_config, config, gate, rounds, say)
+        server = DrainingServer(uvicorn_config, gate, rounds, say)
         listener = bind(config)
         try:
-            return _run(server, rounds, listener, models, announce)
+            return _run(server, listener, models, announce)
         finally:
             if tracer is not None:
                 tracer.close()
@@ -88,7 +94,6 @@ def serve(
 
 def _run(
     server: DrainingServer,
-    rounds: Rounds,
     sock: socket.socket,
     models: Sequence[ModelLoad],
     announce: Callable[[str], None],
@@ -114,7 +119,8 @@ def _run(
 
     for model in models:
         threading.Thread(target=run, args=model, daemon=True).start()
-    with asyncio.Runner(loop_factory=rounds.loop) as runner:
+    loop = partial(asyncio.SelectorEventLoop, server.rounds)
+    with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(server.serve(sockets=[sock]))
     service.close()
     if errors:
@@ -122,22 +128,3 @@ def _run(
     ended = "" if server.exit_code == EXIT_OK else ", with requests in flight that got 503"
     server.say(f"gpuscore: stopped{ended}")
     return EXIT_ERROR if service.failed else server.exit_code
-
-
-def _uvicorn_config(
-    app: object, config: ServerConfig, protocol: Callable[..., asyncio.BufferedProtocol]
-) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        host=config.host,
-        port=config.port,
-        backlog=ACCEPTS,
-        http=protocol,  # type: ignore[arg-type]  # uvicorn wants a class
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=round(LAST_ANSWERS),
-    )

@@ -12,7 +12,6 @@ from types import FrameType
 
 import uvicorn
 
-from gpuscore.config import ServerConfig
 from gpuscore.server.http.address import BACKLOG
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
@@ -26,17 +25,6 @@ FORCED_ANSWERS = 2.0  # seconds after a second signal for refusing all that is i
 FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 
 
-def stop_signals(config: ServerConfig) -> list[signal.Signals]:
-    """Return the signals that drain the server.
-
-    SIGHUP is not one of them if there is a key file, which it makes the server read
-    again, nor under nohup, which ignores it.
-    """
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *hangup]
-
-
 class DrainingServer(uvicorn.Server):
     """uvicorn's server with a drain, during which it still listens and answers 503 to new requests.
 
@@ -48,15 +36,13 @@ class DrainingServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        settings: ServerConfig,
         gate: Gate,
         rounds: Rounds,
         say: Callable[[str], None],
     ) -> None:
         super().__init__(config)
         self.say, self._next_line = say, 0.0  # prints a line without blocking; when it may be next
-        self.service, self._settings, self._gate = gate.operations.service, settings, gate
-        self._rounds = rounds
+        self.service, self._gate, self.rounds = gate.operations.service, gate, rounds
         self.exit_code = EXIT_OK
         self._drain_end = self._forced_end = 0.0
         self._last_look = 0.0  # until then, requests that have reached the machine are still read
@@ -66,10 +52,16 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         for sock in sockets or ():
             sock.listen(BACKLOG)  # asyncio has set it to what it accepts in a round
+        # The loop's runner ends it.
+        self._watching = asyncio.create_task(self._gate.operations.watch_loop())
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        numbers = stop_signals(self._settings)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        # With a key file SIGHUP has the keys read again; under nohup it is ignored.
+        has_file = self._gate.config.api_key_file is not None
+        if not has_file and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
             yield
@@ -79,18 +71,11 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.service.draining:
-            self._signal, self._drain_end = sig, monotonic() + self._settings.drain_seconds
+            self._signal, self._drain_end = sig, monotonic() + self._gate.config.drain_seconds
             self.service.draining = True  # new requests are refused
         elif not self.force_exit:  # a second signal: do not wait for requests in flight
             self.force_exit, self._forced_end = True, monotonic() + FORCED_ANSWERS
             threading.Thread(target=self._exit_anyway, daemon=True).start()
-
-    async def main_loop(self) -> None:
-        watching = asyncio.create_task(self._gate.operations.watch_loop())
-        try:
-            await super().main_loop()
-        finally:
-            watching.cancel()
 
     async def on_tick(self, counter: int) -> bool:
         if await super().on_tick(counter):
@@ -115,12 +100,12 @@ class DrainingServer(uvicorn.Server):
             self.service.abandon()
         self._last_look = self._last_look or monotonic() + LAST_READS
         if self.force_exit:  # uvicorn would not wait until the last answers are written
-            unanswered = busy or bool(self.server_state.tasks) or self._rounds.ready
+            unanswered = busy or bool(self.server_state.tasks) or self.rounds.ready
             self.config.timeout_graceful_shutdown = round(LAST_ANSWERS)
             return not unanswered or monotonic() >= self._forced_end
         # uvicorn's shutdown then waits this long for slow clients to take their answers.
         self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
-        return not self._rounds.ready or monotonic() >= self._last_look
+        return not self.rounds.ready or monotonic() >= self._last_look
 
     def _say_waiting(self, requests: int, left: float) -> None:
         """Say at the signal, and every few seconds, how many requests are still in flight."""

@@ -137,7 +137,7 @@ class TextWork:
         Raises:
             Unavailable: the server is shutting down.
         """
-        job = TextJob(self, tenant, work, done, large)
+        job = TextJob(self, tenant, work, done, large=large)
         with self._lock:
             if self._closed.is_set():
                 raise Unavailable("the server is shutting down")

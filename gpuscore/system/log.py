@@ -1,7 +1,7 @@
 """The log on standard error: lines of JSON, or of text for a terminal; never with a caller's text.
 
 Standard output is for people (loading, ready, stopping). `server.observe.operations` makes the line
-of each request; `JsonFormatter` and `TextFormatter` make all other lines.
+of each request, `log_line` all other lines.
 """
 
 import logging
@@ -27,51 +27,35 @@ _CAPACITY = 10_000  # most lines that may wait
 _STANDARD_ERROR = 2
 
 
-def chosen_format() -> LogFormat:
-    """Return the format of the log: text on a terminal, JSON elsewhere."""
-    return "text" if os.isatty(_STANDARD_ERROR) else "json"
-
-
-class JsonFormatter(logging.Formatter):
-    """A formatter of log records as JSON lines.
+def log_line(record: logging.LogRecord, style: LogFormat = "json") -> bytes:
+    """Return a log record as a line of JSON, or of text for people.
 
     An exception appears with its type and traceback only: its message may quote a caller's text.
     """
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": timestamp(),
-            "level": record.levelname.lower(),
-            "event": "log",
-            "logger": record.name,
-            "message": record.getMessage()[:MAX_MESSAGE],
-        }
-        if record.exc_info and record.exc_info[0] is not None:
-            fields["exception"] = record.exc_info[0].__name__
-            fields["traceback"] = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
-        return msgspec.json.encode(fields).decode()
-
-
-class TextFormatter(logging.Formatter):
-    """A formatter of log records as text for people; exceptions as `JsonFormatter` shows them."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()[:MAX_MESSAGE]
-        text = f"{clock_time()} {record.levelname.lower()}: {message}"
-        if record.exc_info and record.exc_info[0] is not None:
-            trace = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
-            text += f" ({record.exc_info[0].__name__})\n{trace.rstrip()}"
-        return text
+    level, message = record.levelname.lower(), record.getMessage()[:MAX_MESSAGE]
+    raised: dict[str, str] = {}
+    if record.exc_info and record.exc_info[0] is not None:
+        trace = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
+        raised = {"exception": record.exc_info[0].__name__, "traceback": trace}
+    if style == "text":
+        error = f" ({raised['exception']})\n{raised['traceback'].rstrip()}" if raised else ""
+        return f"{clock_time()} {level}: {message}{error}\n".encode()
+    fields = {"time": timestamp(), "level": level, "event": "log", "logger": record.name}
+    return msgspec.json.encode({**fields, "message": message, **raised}) + b"\n"
 
 
 class LogWriter:
     """A writer of lines in a thread of its own, so that a slow reader delays no request.
 
     If the queue is full, lines are dropped and counted.
+
+    Attributes:
+        style: of the lines: text on a terminal, JSON elsewhere.
     """
 
     def __init__(self, descriptor: int = _STANDARD_ERROR, capacity: int = _CAPACITY) -> None:
         self.dropped = 0
+        self.style: LogFormat = "text" if os.isatty(descriptor) else "json"
         self._descriptor, self._capacity = descriptor, capacity
         self._lines: deque[bytes] = deque()
         self._torn = False  # the last line that was written may lack its end
@@ -150,10 +134,9 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _WriterHandler(logging.Handler):
-    def __init__(self, writer: LogWriter, style: LogFormat) -> None:
+    def __init__(self, writer: LogWriter) -> None:
         super().__init__()
         self.writer = writer
-        self.setFormatter(TextFormatter() if style == "text" else JsonFormatter())
 
     def close(self) -> None:
         """Write what is queued; `logging.shutdown` calls this before a process ends."""
@@ -161,15 +144,15 @@ class _WriterHandler(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.writer.write(self.format(record).encode() + b"\n")
+        self.writer.write(log_line(record, self.writer.style))
 
 
 @contextmanager
-def logging_to(writer: LogWriter, style: LogFormat = "json") -> Iterator[None]:
+def logging_to(writer: LogWriter) -> Iterator[None]:
     """Send all log records of the process through the writer."""
     root = logging.getLogger()
     before = root.handlers[:]
-    root.handlers[:] = [_WriterHandler(writer, style)]
+    root.handlers[:] = [_WriterHandler(writer)]
     logging.captureWarnings(True)
     sys.stderr.flush()
     try:

@@ -60,7 +60,7 @@ class TextEncoder:
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer, self._named, self._template = tokenizer, named, template
+        self.tokenizer, self._named, self._template = tokenizer, named, template
         self._forbidden = forbidden
         self._for_callers: dict[frozenset[int], TextEncoder] = {}
         specials = find_specials(tokenizer)
@@ -119,6 +119,11 @@ class TextEncoder:
             for encoding in self._encode(batch, special):
                 yield self._allowed(np.array(encoding.ids, dtype=np.int32))
 
+    def opening_ids(self, text: str, limit: int | None = None) -> Int32Array:
+        """Return the ids with which a prompt begins that begins with this text; raises
+        OverLimit."""
+        return np.concatenate((self._specials.opening, self.plain_ids(text, limit)))
+
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of the tokens, special ones included; unknown ids add nothing."""
         return self._decode([ids])[0]
@@ -129,7 +134,7 @@ class TextEncoder:
 
     def token_name(self, id: int) -> str | None:
         """Return the vocabulary's entry for an id, or None if there is none."""
-        return self._tokenizer.id_to_token(id)
+        return self.tokenizer.id_to_token(id)
 
     def joined(
         self,
@@ -268,18 +273,18 @@ class TextEncoder:
     def _with_places(self, text: str) -> Encoding:
         """Return a text's tokens, which know their places in it."""
         with _tokenizing():
-            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+            (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
         return encoding
 
     @cached_property
     def controls(self) -> Controls:
         """The model's control tokens."""
-        return find_controls(self._tokenizer, self._named, self._template)
+        return find_controls(self.tokenizer, self._named, self._template)
 
     @cached_property
     def continuing(self) -> "TextEncoder":
         """The encoder of text that does not begin a prompt."""
-        other = continuing(self._tokenizer)
+        other = continuing(self.tokenizer)
         if other is None:
             return self
         return TextEncoder(other, self._named, self._template, self._forbidden)
@@ -287,7 +292,7 @@ class TextEncoder:
     @property
     def markers(self) -> list[str]:
         """The texts at which a rendered template is divided, see `prompts.chat.parts_of`."""
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = self.tokenizer.get_added_tokens_decoder()
         return [*self.controls.texts, *(added[id].content for id in self.controls.possible)]
 
     def for_callers(self, frame: Iterable[int] = ()) -> "TextEncoder":
@@ -301,19 +306,19 @@ class TextEncoder:
         """
         ids = self.controls.ids | self.controls.possible.intersection(frame)
         if ids not in self._for_callers:
-            other = without_controls(self._tokenizer, ids)
-            forbidden = Forbidden(ids, self._tokenizer.id_to_token)
+            other = without_controls(self.tokenizer, ids)
+            forbidden = Forbidden(ids, self.tokenizer.id_to_token)
             self._for_callers[ids] = TextEncoder(other, forbidden=forbidden)
         return self._for_callers[ids]
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         with _tokenizing():
-            return self._tokenizer.decode_batch(sequences, skip_special_tokens=False)
+            return self.tokenizer.decode_batch(sequences, skip_special_tokens=False)
 
     def _encode(self, texts: list[str], special: bool) -> list[Encoding]:
         # Unlike `encode`, the batch methods release the GIL.
         with _tokenizing():
-            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+            return self.tokenizer.encode_batch_fast(texts, add_special_tokens=special)
 
 
 @contextmanager

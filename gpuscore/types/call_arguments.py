@@ -1,4 +1,4 @@
-"""Arguments of calls of `Scorer` and `AsyncScorer`: lists, texts, token ids, options.
+"""Arguments of calls of `Scorer`: lists, texts, token ids, options.
 
 A text is a `str`. Token ids are a sequence of integers or a 1-d NumPy array of them. A list is
 anything that can be iterated in an order; it is read once. Everything else is refused by name.
@@ -7,20 +7,17 @@ Each option is defined once, here: its name, its type with its default (`Annotat
 and its meaning. Methods take them as `**options: Unpack[...]`.
 """
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import cache, wraps
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from inspect import Parameter, signature
 from typing import (
     Annotated,
     Any,
-    Concatenate,
     Literal,
-    ParamSpec,
     TypeAlias,
     TypedDict,
     TypeGuard,
     TypeVar,
-    cast,
     get_type_hints,
 )
 
@@ -33,8 +30,9 @@ from gpuscore.types.results import OnError, check_text, checked_texts, kind_of
 _BYTES = (bytes, bytearray, memoryview)  # sequences of integers, but hardly ever meant as ids
 
 
-def check_list(argument: object, name: str) -> None:
-    """Raise InvalidRequest for a value that is no list: a text, bytes, or values without order."""
+def listed(argument: Any, name: str) -> list[Any]:
+    """Return a caller's list, which may be an iterator; raise InvalidRequest for a value that is
+    none: a text, bytes, or values without order."""
     if isinstance(argument, str):  # would be taken for a sequence of texts of one character
         raise InvalidRequest(f"{name} must be a list, not one text", param=name)
     no_list = isinstance(argument, (*_BYTES, Mapping, set, frozenset))
@@ -42,11 +40,6 @@ def check_list(argument: object, name: str) -> None:
     # Iterating over a table gives the names of its columns; an array [] cannot be iterated.
     if wrong or hasattr(argument, "columns") or getattr(argument, "ndim", 1) == 0:
         raise InvalidRequest(f"{name} is {kind_of(argument)}; it must be a list", param=name)
-
-
-def listed(argument: Any, name: str) -> list[Any]:
-    """Return a caller's list, which may be an iterator; raise InvalidRequest if it is no list."""
-    check_list(argument, name)
     return list(argument)
 
 
@@ -103,15 +96,12 @@ def ids_or_lists(argument: Any, name: str) -> list[int] | list[list[int]]:
 
 def pairs_of(argument: Any) -> list[tuple[Any, Any]]:
     """Return the pairs of `score_pairs`; raise InvalidRequest unless they are pairs."""
-    pairs = enumerate(listed(argument, "pairs"))
-    return [pair(element, f"pairs[{index}]", "a query and a document") for index, element in pairs]
-
-
-def pair(argument: Any, param: str, what: str) -> tuple[Any, Any]:
-    """Return the two values of a pair; raise InvalidRequest, which says `what` it must be."""
-    if not _is_sequence(argument) or len(argument) != 2:
-        raise InvalidRequest(f"{param} must be {what}", param=param)
-    return argument[0], argument[1]
+    pairs = listed(argument, "pairs")
+    for index, pair in enumerate(pairs):
+        if not _is_sequence(pair) or len(pair) != 2:
+            param = f"pairs[{index}]"
+            raise InvalidRequest(f"{param} must be a query and a document", param=param)
+    return pairs
 
 
 def _is_sequence(argument: object) -> TypeGuard[Any]:
@@ -125,14 +115,12 @@ Labels: TypeAlias = Iterable[str] | None
 LabelIds: TypeAlias = Ids | Iterable[int] | Iterable[Ids] | None
 LabelSequences: TypeAlias = Iterable[Ids] | None
 
-ParamsP = ParamSpec("ParamsP")
-ResultT = TypeVar("ResultT")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])
 
 
 class ScoreOptions(TypedDict, total=False):
-    """Options of `score` and `score_many`.
+    """Options of `score`.
 
     Attributes:
         labels: label texts, or names of a classification model's classes. Give these,
@@ -150,6 +138,8 @@ class ScoreOptions(TypedDict, total=False):
             of NaN and stands in `errors`, and the others are scored.
         logits: also return the labels' logits, the only meaningful output of a model with a single
             class; labels of several tokens have none.
+        extraction_token_id: score each item after every occurrence of this token, not after its
+            last one; see `Scores.offsets`.
     """
 
     labels: Annotated[Labels, None]
@@ -162,6 +152,7 @@ class ScoreOptions(TypedDict, total=False):
     logprobs: Annotated[bool, False]
     on_error: Annotated[OnError, "fail"]
     logits: Annotated[bool, False]
+    extraction_token_id: Annotated[int | None, None]
 
 
 class FamilyOptions(TypedDict, total=False):
@@ -249,19 +240,6 @@ def takes_options(method: MethodT) -> MethodT:
     ]
     method.__dict__["__signature__"] = whole.replace(parameters=[*first, *more])
     return method
-
-
-def awaited(
-    method: Callable[Concatenate[Any, ParamsP], ResultT],
-) -> Callable[Concatenate[Any, ParamsP], Coroutine[Any, Any, ResultT]]:
-    """Return the method as a coroutine function, for a class in which it returns an awaitable."""
-
-    @wraps(method)
-    async def call(self: Any, /, *args: ParamsP.args, **kwargs: ParamsP.kwargs) -> ResultT:
-        answer: Any = method(self, *args, **kwargs)
-        return cast(ResultT, await answer)
-
-    return call
 
 
 def label_names(options: ScoreOptions) -> tuple[str, ...]:

@@ -98,27 +98,15 @@ class CachedLaunch:
             if code is None:
                 self._by_triton(grid, places, tensors, numbers)
                 return
-            tail = self._note(code, places, tensors, numbers, device)
+            tail = (*numbers, *code[3])
+            if gcd(ALIGNMENT, *places) == ALIGNMENT:
+                self._latest = numbers, self._dtypes(tensors), device, code, tail
         run, first, nested, _ = code
         stream = active.get_current_stream(device)
         if nested:
             run(*grid, 1, stream, *first, (*places, *tail))
         else:
             run(*grid, 1, stream, *first, *places, *tail)
-
-    def _note(
-        self,
-        code: Code,
-        places: Sequence[int],
-        tensors: Sequence[Tensor],
-        numbers: tuple[Number, ...],
-        device: int,
-    ) -> tuple[object, ...]:
-        """Keep the code for the next launch; return the arguments after the addresses."""
-        tail = (*numbers, *code[3])
-        if gcd(ALIGNMENT, *places) == ALIGNMENT:
-            self._latest = numbers, self._dtypes(tensors), device, code, tail
-        return tail
 
     def forget(self) -> None:
         """Drop all code, such as another device's."""

@@ -110,7 +110,7 @@ def gated_product(x: Tensor, weight: Tensor) -> Tensor:
     if len(x):
         clusters = torch.cuda.get_device_properties(x.device).multi_processor_count // 2
         scheduler = clusters, None, 8, None, None, None  # and no plain product, lengths, scales
-        load("product")(x, weight, None, None, (out, None, None), scheduler, None, None, None)
+        load("product")(x, weight, None, None, (out, None, None), scheduler, *(None,) * 3)
     return out
 
 

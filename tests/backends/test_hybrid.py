@@ -3,6 +3,7 @@ of any size, cold and from cached states; what they do not support is refused by
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 
@@ -71,6 +72,12 @@ def test_chunks(tiny_model, rng, max_batch_tokens):
         check(model, scorer.score([], items, **OPTIONS), items)
 
 
+def together(scorer, requests):
+    """Score requests that are in the engine at a time."""
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return [*pool.map(lambda request: scorer.score(*request, **OPTIONS), requests)]
+
+
 def test_300_items_with_shared_heads_beside_other_requests(tiny_model, rng):
     directory, model = tiny_model("qwen3_5")
     query, head = random_ids(rng, 90), random_ids(rng, 30)
@@ -78,7 +85,7 @@ def test_300_items_with_shared_heads_beside_other_requests(tiny_model, rng):
     items += [random_ids(rng, int(n)) for n in rng.integers(1, 24, 150)]
     others = [(random_ids(rng, n), [random_ids(rng, 4), []]) for n in (1, 17, 50, 200)]
     with Scorer(str(directory), max_batch_tokens=256) as scorer:
-        results = [*scorer.score_many([(query, items), *others], **OPTIONS)]
+        results = together(scorer, [(query, items), *others])
     for (prompt, some), result in zip([(query, items), *others], results, strict=True):
         check(model, result, [prompt + item for item in some])
 
@@ -103,17 +110,6 @@ def test_a_hit_at_every_boundary(tiny_model, rng, length):
             assert cached == (whole if len(prompt) >= length or length % 16 else 0)
             long = scorer.score(prompt, [*items, long_item], **OPTIONS)
             check(model, long, [prompt + item for item in [*items, long_item]])
-
-
-def test_a_burst_of_one_query_computes_it_once(tiny_model, rng):
-    """Requests that arrive together wait for the first one's state, which ends a page."""
-    directory, model = tiny_model("qwen3_5")
-    query, items = random_ids(rng, 100), [random_ids(rng, n) for n in (3, 1, 7, 5)]
-    with Scorer(str(directory), max_batch_tokens=64) as scorer:
-        results = [*scorer.score_many([(query, [item]) for item in items], **OPTIONS)]
-    for item, result in zip(items, results, strict=True):
-        check(model, result, [query + item])
-    assert [result.cached_tokens for result in results] == [0, 96, 96, 96]
 
 
 def test_a_long_query_keeps_states_in_between(tiny_model, rng):

@@ -47,14 +47,15 @@ def attention():
     @partial(jax.jit, static_argnames=("windowed", "name", "shape"))
     def run(buffer, pool, window, q, k, v, windowed, name, shape):
         heads, attends = heads_of(shape), implementations[name]
-        setting = Attention(shape[2] ** -0.5, heads, SIZES.tiling, windowed)
-        tables, front = divided(buffer, SIZES), ((setting.front, setting.front), (0, 0))
+        tables = divided(buffer, SIZES)
+        setting = Attention(shape[2] ** -0.5, heads, SIZES.tiling, windowed, tables=tables)
+        front = (setting.front, setting.front), (0, 0)
         kv = jnp.pad(heads.joined(k, v), front)
 
         def outputs(tiles, count):
             rows = attends.form(heads, q[tiles.rows.place])
             keys = LayerKeys(pool, jnp.int32(1), window, kv)
-            out = attends(setting, tables, (tiles, count), keys, rows)
+            out = attends(setting, (tiles, count), keys, rows)
             return attends.plain(heads, out).reshape(q.shape)
 
         numbers = tables.numbers

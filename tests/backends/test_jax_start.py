@@ -56,7 +56,7 @@ def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
     assert len(noted) == 1, "the estimate was good enough: the largest program is compiled once"
     assert noted[0][1] == backend.limits.num_pages
     pool = backend.pool.pages.nbytes
-    (programs,) = backend._programs.values()
+    (programs,) = backend.programs.values()
     assert programs.bytes > 2 * 64 * 48 * 4, "at least hidden states in and out of a layer"
     fits = (free - programs.bytes) // plan.pages.page_bytes * plan.pages.page_bytes
     assert 0.85 * fits < pool <= fits
@@ -70,7 +70,7 @@ def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
 def test_the_cache_of_programs(tiny_model, tmp_path, monkeypatch):
     """The second start finds every program, although a little less memory is free."""
     import jax
-    from jax._src import compilation_cache
+    from jax.experimental.compilation_cache import compilation_cache
 
     directory, _ = tiny_model("qwen3")
     events, noted = [], compiled_sizes(monkeypatch)
@@ -261,15 +261,19 @@ def test_the_reference_of_the_check_at_start_multiplies_in_full_precision(tiny_m
     """Read the program: by default float32 is TF32 on CUDA, and bfloat16 on a TPU."""
     import jax
 
-    from gpuscore.backends.jax.start_check import _hidden
+    from gpuscore.backends.jax.start_check import reference_hidden
+    from gpuscore.backends.jax.weights import weight_shapes_of
     from gpuscore.types.batch import Segment, pack, visible_rows
 
     directory, _ = tiny_model("qwen3")
-    backend = create_backend(plan_backend(directory, ModelConfig(**ONE_PROGRAM)))
+    plan = plan_backend(directory, ModelConfig(**ONE_PROGRAM))
     batch = pack([Segment(np.arange(5, dtype=np.int32), 0, 0)], [])
-    weights = backend._weights._replace(embed=backend._weights.embed[batch.token_ids])
+    weights = weight_shapes_of(plan.architecture, "float32", plan.precision)
+    rows = jax.ShapeDtypeStruct((batch.num_tokens, *weights.embed.shape[1:]), "float32")
+    weights = weights._replace(embed=rows)
     arguments = weights, batch.positions, visible_rows(batch)
-    program = str(jax.make_jaxpr(partial(_hidden, backend._config))(*arguments))
+    config = plan.architecture.config
+    program = str(jax.make_jaxpr(partial(reference_hidden, config))(*arguments))
     assert program.count("dot_general[") > 5
     assert program.count("precision=") == program.count("dot_general[")
     assert "precision=None" not in program

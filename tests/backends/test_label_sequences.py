@@ -153,8 +153,8 @@ def a_sibling_leaks(monkeypatch):
 
     def shifted(request, limits):
         made = plan_items(request, limits)
-        rows = np.arange(len(made.parents), dtype=np.int32)
-        return replace(made, parents=np.where(made.parents < 0, -1, rows - 1).astype(np.int32))
+        parents = [-1 if above < 0 else row - 1 for row, above in enumerate(made.parents)]
+        return replace(made, parents=parents)
 
     monkeypatch.setattr("gpuscore.engine.engine.plan_items", shifted)
 

@@ -14,8 +14,6 @@ from gpuscore import Scorer
 from gpuscore.errors import ConfigError
 from gpuscore.models.adapter import CONFIG, WEIGHTS
 from support.adapters import BASE, CASES, FOLDER, PROMPTS
-from support.connections import connected
-from support.serving import QUICK, serving
 
 LABELS = list(range(64))
 
@@ -47,19 +45,6 @@ def test_two_ranks_merge_their_parts():
     expected = np.array(json.loads((FOLDER / "patterns" / "answers.json").read_text()))
     got = scores(FOLDER / "patterns", tensor_parallel=2, threads=1)
     assert np.abs(got - expected).max() < 1e-5
-
-
-def test_over_http():
-    """The base model has no head; its config.json and that of the adapter make one of 3 classes."""
-    expected = np.array(json.loads((FOLDER / "classes-3" / "answers.json").read_text()))
-    arguments = (str(BASE), "--adapter", str(FOLDER / "classes-3"), "--dtype", "float32", *QUICK)
-    body = {"items": list(PROMPTS), "label_token_ids": [0, 1, 2], "apply_softmax": True}
-    with serving(*arguments) as server, connected(server) as client:
-        answer = client.post("/v1/score", json=body)
-    assert answer.status_code == 200, answer.text
-    shifted = np.exp(expected - expected.max(1, keepdims=True))
-    shares = shifted / shifted.sum(1, keepdims=True)
-    np.testing.assert_allclose(answer.json()["scores"], shares, atol=1e-5)
 
 
 def changed(tmp_path, name, fields=None, tensors=None, drop=()):

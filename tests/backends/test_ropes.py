@@ -86,6 +86,7 @@ def test_the_longest_prompt_is_that_of_yarn(tmp_path):
         ({"truncate": 1}, "truncate must be true or false"),
         ({"original_max_position_embeddings": 2.5}, "original_max_position_embeddings must be"),
         ({"short_factor": [1.0]}, "has 'short_factor', which rope_type yarn does not"),
+        ({"rope_type": "longrope", "long_factor": [4.0]}, "rope_type longrope, whose frequencies"),
     ],
 )
 def test_what_is_no_yarn(tmp_path, fields, message):

@@ -9,9 +9,8 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common import start_check as common
-from gpuscore.backends.torch import start_check
+from gpuscore.backends.torch import backend, start_check
 from gpuscore.backends.torch.attention.tiled import TorchAttention
-from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.layers import gated, norm_and_rotate, rms_norm
 from gpuscore.config import ModelConfig
@@ -70,9 +69,7 @@ def changed_batches(monkeypatch, **change):
 
 def changed_function(monkeypatch, right, wrong):
     """Have the chosen kernels compute another function than the reference."""
-    monkeypatch.setattr(
-        TorchBackend, "_compiler", property(lambda _: lambda f: wrong if f is right else f)
-    )
+    monkeypatch.setattr(backend, "eagerly", lambda f: wrong if f is right else f)
 
 
 def items_do_not_see_the_query(monkeypatch):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import DeviceLost
-from gpuscore.backends.torch.ranks.messages import Kind
+from gpuscore.backends.torch.ranks import backend as parallel
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError, GpuscoreError
 from support.batches import in_one_batch
@@ -101,15 +101,14 @@ def test_a_rank_that_is_killed_fails_the_batch(tiny_model):
 
 
 @pytest.mark.slow
-def test_an_error_of_a_rank_ends_the_replica(two_ranks):
+def test_an_error_of_a_rank_ends_the_replica(two_ranks, monkeypatch):
     lines = []
     backend = two_ranks(lines.append)
-    backend._peers.send(Kind.BATCH, b"no batch")
+    monkeypatch.setattr(parallel, "words_of", lambda batch: b"no batch")
+    with pytest.raises(DeviceLost, match="rank 1 of 2"):
+        backend.collect(backend.extend(in_one_batch([1, 2], [[3]], LABELS)))
     wait_until(lambda: lines)
     assert re.fullmatch(r"rank 1 of 2 \(process \d+\) failed: .+; this replica ends", lines[0])
-    batch = in_one_batch([1, 2], [[3]], LABELS)
-    with pytest.raises(DeviceLost, match="rank 1 of 2"):
-        backend.collect(backend.extend(batch))
     backend.close()
 
 

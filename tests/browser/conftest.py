@@ -90,14 +90,14 @@ expect.set_options(timeout=30_000)  # the machine may be busy
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """A server without a key that shows its stages."""
-    with serving("--timing-headers") as running:
+    """A server without a key."""
+    with serving() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def guarded() -> Iterator[Server]:
-    """A server with a key that does not show its stages."""
+    """A server with a key."""
     with serving(key=KEY) as running:
         yield running
 

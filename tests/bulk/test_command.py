@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpuscore.commands.bulk import command
-from gpuscore.commands.bulk.job import Progress, run_job
+from gpuscore.commands.bulk.command import Progress, run_job
 from gpuscore.commands.cli import main
 from support import programs
 from support.batch_jobs import (
@@ -26,6 +26,7 @@ from support.batch_jobs import (
     read_jsonl,
     read_output,
     run,
+    served,
     stops_after,
     words,
     write_input,
@@ -49,7 +50,7 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
     assert program == "gpuscore"
     done = programs.run(*shell, *QUICK)
     assert done.returncode == 1, done.stderr
-    speed = re.compile(r"[\d.]+ s(, [\d.]+ rows/s)?")
+    speed = re.compile(r"[\d.]+ s|[\d.]+ rows/s")
     assert speed.sub("", done.stdout) == speed.sub("", blocks("text")[0])
     scored, expected = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
     assert [row.pop("scores") for row in scored] == [
@@ -121,8 +122,8 @@ ROWS = make_rows(30)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--item-column", "text"], " has no column text; it has id, query, item"),
-        (["--query-column", "text"], " has no column text; it has id, query, item"),
+        (["--item-column", "text"], " has no column text; it has ['id', 'query', 'item']"),
+        (["--query-column", "text"], " has no column text; it has ['id', 'query', 'item']"),
         (["--scores-column", "id"], "has a column id already; --scores-column names another"),
     ],
 )
@@ -146,7 +147,7 @@ def test_json_rows_are_searched_up_to_1000(tmp_path, capsys, place, code):
         assert outcome == (1, 2000)
         return
     assert main(words(source, tmp_path / "out.jsonl")) == code
-    assert "(its first 1000 rows) has no column item; it has text" in capsys.readouterr().err
+    assert "(its first 1000 rows) has no column item; it has ['text']" in capsys.readouterr().err
 
 
 def test_names_of_columns_are_told_in_one_short_line(tmp_path, capsys):
@@ -154,7 +155,7 @@ def test_names_of_columns_are_told_in_one_short_line(tmp_path, capsys):
     assert main(words(write_jsonl(tmp_path / "in.jsonl", [row]), tmp_path / "out.jsonl")) == 2
     told = capsys.readouterr().err
     assert (told.count("\n"), "\x1b" in told) == (1, False)
-    assert "and 481 more" in told
+    assert told.endswith("...\n")
 
 
 def test_rows_that_are_no_objects_have_no_columns_to_tell(tmp_path):
@@ -181,8 +182,8 @@ def test_a_late_row_with_a_field_of_that_name_is_bad(tmp_path):
     outcome = run(write_jsonl(tmp_path / "in.jsonl", rows), output)
     assert outcome == (1200, 1)
     (bad,) = read_jsonl(tmp_path / "out.jsonl.bad.jsonl")
-    assert (bad["line"], bad["input"]["scores"]) == (1101, 7)
-    assert bad["reason"] == "there is a field scores already; --scores-column names another"
+    assert (bad["line"], json.loads(bad["input"])["scores"]) == (1101, 7)
+    assert bad["reason"] == "there is a field scores already"
     check(
         [row for row in rows if "scores" not in row], [row["scores"] for row in read_jsonl(output)]
     )
@@ -193,8 +194,8 @@ def ended(tmp_path, capsys, monkeypatch):
     """Return a function that runs the command with the fake backend: its exit code, lines and
     errors."""
 
-    def run_fake(options, settings, names, _, progress):
-        run_job(options, settings, names, fake_model, progress)
+    def run_fake(options, settings, _, progress):
+        run_job(options, settings, served(fake_model), progress)
 
     monkeypatch.setattr(command, "run_job", run_fake)
 
@@ -203,7 +204,7 @@ def ended(tmp_path, capsys, monkeypatch):
         output, told = capsys.readouterr()
         *said, loaded, last = output.splitlines()
         assert re.fullmatch(r"model loaded in \d+\.\d s", loaded)
-        assert re.fullmatch(r"\d+ rows? scored in \d+\.\d s, \d+\.\d rows/s", last), told
+        assert re.fullmatch(r"rows scored in \d+\.\d s: \d+, \d+\.\d rows/s", last), told
         return code, [line.replace(f"{tmp_path}/", "") for line in said], told
 
     return run_to_end
@@ -224,9 +225,8 @@ def test_the_exit_code_tells_of_bad_rows(ended, tmp_path, bad, flags, code):
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     ended_with, said, told = ended(*words(source, tmp_path / "out.jsonl", *flags))
     assert ended_with == code
-    good = f"{30 - bad} rows in out.jsonl"
-    where = " in out.jsonl.bad.jsonl" if bad else ""
-    assert said == [good, f"{bad} bad row{'s' * (bad != 1)}{where}"]
+    refused = [f"bad rows in out.jsonl.bad.jsonl: {bad}"] if bad else []
+    assert said == [f"rows in out.jsonl: {30 - bad}", *refused]
     share = "0.04" if "0.04" in flags else flags[-1] if flags else "0.01"
     assert (f"{bad} of 30 rows are bad; --max-bad is {share}" in told) == (code == 1)
     assert len(read_jsonl(tmp_path / "out.jsonl")) == 30 - bad
@@ -245,11 +245,7 @@ def test_requests_answered_with_an_error_count_as_bad(ended, tmp_path):
         output = ["--output", str(tmp_path / f"{share}.jsonl")]
         ended_with, said, told = ended(*asked, *output, "--max-bad", share)
         assert ended_with == code
-        assert said == [
-            f"4 rows in {share}.jsonl",
-            "1 of them answered with an error",
-            "0 bad rows",
-        ]
+        assert said == [f"rows in {share}.jsonl: 4", "answers with an error: 1"]
         assert ("1 of 4 rows are bad" in told) == (code == 1)
         assert len(read_jsonl(tmp_path / f"{share}.jsonl")) == 4
 

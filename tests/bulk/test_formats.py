@@ -77,18 +77,6 @@ def test_columns_of_parquet_keep_their_types(tmp_path):
     check([{"query": "q", "item": item} for item in "abc"], scores)
 
 
-def test_a_folder_is_one_table(tmp_path):
-    folder = tmp_path / "table"
-    folder.mkdir()
-    for number, part in enumerate((ROWS[:40], ROWS[40:41], ROWS[41:])):
-        write_jsonl(folder / f"part-{number}.jsonl", part)
-    (folder / "_SUCCESS").touch()
-    run(folder, tmp_path / "out.jsonl")
-    rows = read_jsonl(tmp_path / "out.jsonl")
-    assert [row["id"] for row in rows] == list(range(111))
-    check(ROWS, [row["scores"] for row in rows])
-
-
 def test_csv_as_spreadsheets_write_it(tmp_path):
     text = '\ufeffitem,query,"a, b"\r\n"two\r\nlines, ""quoted""",q,007\r\n\r\nlast,q,\r\n'
     (tmp_path / "in.csv").write_bytes(text.encode())
@@ -134,7 +122,7 @@ def test_probabilities_over_the_whole_vocabulary(tmp_path):
 
 
 REFUSED = {
-    "no suffix": ("in.txt", "x", {}, "supported: files of one format, which end with"),
+    "no suffix": ("in.txt", "x", {}, "supported: files that end with"),
     "a name twice": ("in.csv", "query,item,item\n", {}, "a name twice"),
     "no header": ("in.csv", "", {}, "no header"),
     "no Parquet": ("in.parquet", "PAR1", {}, "cannot be read as Parquet"),
@@ -150,21 +138,6 @@ def test_refused_at_start(tmp_path, case):
     with pytest.raises(ConfigError, match=message):
         run(tmp_path / name, output, **options)
     assert not output.exists()
-
-
-def test_tables_that_do_not_fit_together(tmp_path):
-    write_input(tmp_path, "csv", ROWS)
-    write_input(tmp_path, "jsonl", ROWS)
-    with pytest.raises(ConfigError, match="files of one format"):
-        run(tmp_path, tmp_path.parent / "out.jsonl")
-    with pytest.raises(ConfigError, match="lies in the folder"):
-        run(tmp_path, tmp_path / "out.jsonl")
-    folder = tmp_path / "tables"
-    folder.mkdir()
-    parquet.write_table(pa.table({"query": ["q"], "item": ["i"], "n": [1]}), folder / "a.parquet")
-    parquet.write_table(pa.table({"query": ["q"], "item": ["i"], "n": [""]}), folder / "b.parquet")
-    with pytest.raises(ConfigError, match=r"b\.parquet has other columns than a"):
-        run(folder, tmp_path / "out.parquet")
 
 
 def test_labels_are_checked_before_the_rows_are_read(tmp_path):

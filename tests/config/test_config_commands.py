@@ -159,7 +159,7 @@ def test_a_model_from_the_environment(tmp_path, monkeypatch, capsys):
     assert "/no/such" in capsys.readouterr().err
     monkeypatch.setenv("GPUSCORE_MODEL", "demo")
     assert main(words) == 0
-    assert "1 row in " in capsys.readouterr().out
+    assert "scored.jsonl: 1" in capsys.readouterr().out
 
 
 def test_serve_binds_the_port_of_the_environment(tmp_path):

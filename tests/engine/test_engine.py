@@ -10,6 +10,7 @@ import pytest
 
 from gpuscore.backends.base import DeviceLost
 from gpuscore.engine.engine import Engine
+from gpuscore.engine.runner import Runner
 from gpuscore.errors import (
     InsufficientMemory,
     InternalError,
@@ -69,13 +70,13 @@ def test_cancelled_work_does_not_run(make_engine, gate):
     engine = make_engine(max_tokens=8)
     running = engine.score(request_of())
     waiting = engine.score(request_of(1000))
-    wait_until(lambda: engine._runner.backend.batches)
+    wait_until(lambda: engine.stats().running)
     waiting.cancel()
     third = engine.score(request_of())
     gate.set()
     running.result(timeout=30)
     third.result(timeout=30)
-    assert len(engine._runner.backend.batches) < 10
+    assert engine.stats().counters.batches < 10
 
 
 def test_progress_counts_up(make_engine, gate):
@@ -112,13 +113,14 @@ def test_what_can_never_run_is_refused(make_engine, gate):
 
 
 def test_closing_answers_what_waits(gate):
-    engine = Engine(TapeBackend(gate=gate, max_tokens=8))
+    backend = TapeBackend(gate=gate, max_tokens=8)
+    engine = Engine(backend)
     futures = [engine.score(request_of(50)) for _ in range(3)]
     assert engine.alive
     threading.Timer(0.1, gate.set).start()
     engine.close()
     assert not engine.alive
-    assert engine._backend.closed
+    assert backend.closed
     for future in futures:
         with pytest.raises(Unavailable):
             future.result(timeout=0)
@@ -130,10 +132,10 @@ def test_a_dead_loop_tells_the_truth(make_engine, gate, monkeypatch):
     gate.set()
     engine = make_engine()
 
-    def die():
+    def die(runner):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(engine._runner, "step", die)
+    monkeypatch.setattr(Runner, "step", die)
     waiting = engine.score(request_of())
     with pytest.raises(Unavailable):
         waiting.result(timeout=30)

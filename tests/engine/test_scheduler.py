@@ -100,7 +100,7 @@ def test_a_failed_batch_fails_its_requests_only():
 
 def with_nan(backend, monkeypatch, broken, times):
     """Put NaN into the third row, or else the last, of the first `times` batches."""
-    plain, left = backend._run, [times]
+    plain, left = backend.run, [times]
 
     def run_with_nan(batch):
         scores = plain(batch)
@@ -111,7 +111,7 @@ def with_nan(backend, monkeypatch, broken, times):
             left[0] -= 1
         return scores
 
-    monkeypatch.setattr(backend, "_run", run_with_nan)
+    monkeypatch.setattr(backend, "run", run_with_nan)
 
 
 @pytest.mark.parametrize("broken", ["label", "lse"])
@@ -335,8 +335,8 @@ def test_pages_are_counted():
         pool.release(first[:1])
     pool.check_integrity()
     assert pool.num_free == 5
-    pool._free.append(0)
-    with pytest.raises(RuntimeError, match="6 free"):
+    pool.num_pages = 6
+    with pytest.raises(RuntimeError, match="5 free, 0 cached and 0 used of 6"):
         pool.check_integrity()
 
 

@@ -90,7 +90,7 @@ def test_random_items_with_many_beginnings():
         assert max(sum(family) for family in families if len(family) > 1) <= most
         assert all(len(item) for item in plan.item_ids)
         depth = []
-        for parent in plan.parents.tolist():
+        for parent in plan.parents:
             depth.append(1 + depth[parent] if parent >= 0 else 0)
         assert max(depth) <= MAX_DEPTH
 

@@ -6,18 +6,15 @@ at first, 4 MB of nulls took 500 MB, and 90 KB of ids 300 MB.
 
 import json
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from support.connections import connected
 from support.floods import probe
-from support.serving import children, serving, wait_until
-from support.vitals import GROWTH, MIB
+from support.serving import children, serving
+from support.vitals import MIB
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 
@@ -27,27 +24,14 @@ LONG, LONGEST = 4 * MIB, 16 * MIB - 1  # bytes of bodies with one long list
 SCORE, RERANK, CLASSIFY, COMPLETIONS = "/v1/score", "/rerank", "/v1/classify", "/v1/completions"
 
 
-@dataclass(frozen=True)
-class Product:
-    """Bodies of two factors, such as items and labels; `first` and `second` are the largest."""
-
-    path: str
-    name: str
-    first: int
-    second: int
-    body: Callable[[int, int], bytes]
-
-
-def product(path, name, first, second, fields):
-    return Product(path, name, first, second, lambda n, m: json.dumps(fields(n, m)).encode())
-
-
-def a_list(path, name, start, entry, end, size=LONG):
-    """Return a body that is one long list of equal entries, which no second factor multiplies."""
+def a_list(start, entry, end, size=LONG):
+    """Return a body that is one long list of equal entries."""
     count = (size - len(start + end)) // (len(entry) + 1)
-    return Product(
-        path, name, count, 1, lambda n, _: f"{start}{','.join([entry] * n)}{end}".encode()
-    )
+    return f"{start}{','.join([entry] * count)}{end}".encode()
+
+
+def fields(**named):
+    return json.dumps(named).encode()
 
 
 def ids(count, start=0):
@@ -69,86 +53,55 @@ ONE_LABEL = '],"label_token_ids":[1]}'
 ITEM = '{"items":[[1]],'
 ECHO, ECHOED = '{"max_tokens":0,"echo":true,', {"max_tokens": 0, "echo": True}
 DOCUMENTS = '{"query":"a","documents":['
-PRODUCTS = (
-    product(
-        *(SCORE, "items x lists of labels", 10_000, 128),
-        lambda n, m: {"items": pairs(n), "label_token_ids": [[*range(m)]] * n},
+LISTS = "items x lists of labels"
+BODIES = {  # name -> the route, and what makes the body; as large as the limits allow, or larger
+    LISTS: (
+        SCORE,
+        lambda: fields(items=pairs(10_000), label_token_ids=[[*range(128)]] * 10_000),
     ),
-    product(
-        *(SCORE, "items x tokens of labels", 10_000, 32),
-        lambda n, m: {"items": pairs(n), "label_sequences": [ids(m, k) for k in range(128)]},
+    "items x tokens of labels": (
+        SCORE,
+        lambda: fields(items=pairs(10_000), label_sequences=[ids(32, k) for k in range(128)]),
     ),
-    product(
-        *(SCORE, "items before a query of ids", 10_000, 4_000),
-        lambda n, m: {"items": pairs(n), "query": ids(m), "item_first": True} | ONE | NULL,
+    "items before a query of ids": (
+        SCORE,
+        lambda: fields(items=pairs(10_000), query=ids(4_000), item_first=True, **ONE, **NULL),
     ),
-    product(
-        *(SCORE, "items after a query that is too long", 10_000, 6_000),
-        lambda n, m: {"query": "a " * m, "items": numbers(n), "labels": ["a"]} | NULL,
+    "items after a query that is too long": (
+        SCORE,
+        lambda: fields(query="a " * 6_000, items=numbers(10_000), labels=["a"], **NULL),
     ),
-    a_list(SCORE, "nulls", '{"on_error":"null","items":[', "null", ONE_LABEL, LONGEST),
-    a_list(SCORE, "items", '{"items":[', "[]", ONE_LABEL, LONGEST),
-    a_list(SCORE, "ids", '{"item_first":true,"items":[', THOUSAND, ONE_LABEL, LONGEST),
-    a_list(SCORE, "lists of label ids", f'{ITEM}"label_token_ids":[', THOUSAND, "]}"),
-    a_list(SCORE, "label sequences", f'{ITEM}"label_sequences":[', "[1]", "]}"),
-    a_list(SCORE, "a query", f'{ITEM}"label_token_ids":[1],"query":[', "1", "]}"),
-    product(
-        *(RERANK, "documents x fields", 9_000, 30_000),
-        lambda n, m: {"query": "a", "documents": [{}] * n, "rank_fields": numbers(m)} | NULL,
+    "nulls": (SCORE, lambda: a_list('{"on_error":"null","items":[', "null", ONE_LABEL, LONGEST)),
+    "ids": (SCORE, lambda: a_list('{"item_first":true,"items":[', THOUSAND, ONE_LABEL, LONGEST)),
+    "label sequences": (SCORE, lambda: a_list(f'{ITEM}"label_sequences":[', "[1]", "]}")),
+    "documents x fields": (
+        RERANK,
+        lambda: fields(query="a", documents=[{}] * 9_000, rank_fields=numbers(30_000), **NULL),
     ),
-    product(
-        *(RERANK, "documents after a query", 500, 3_000),
-        lambda n, m: {"query": "a " * m, "documents": numbers(n), "return_documents": True},
+    "nested documents": (RERANK, lambda: a_list(DOCUMENTS, '{"a":{"a":{}}}', "]}")),
+    "texts": (RERANK, lambda: a_list('{"query":"a","texts":[', '""', "]}")),
+    "texts x labels": (
+        CLASSIFY,
+        lambda: fields(input=numbers(10_000), labels=[chr(97 + k) for k in range(26)]),
     ),
-    a_list(RERANK, "documents", DOCUMENTS, "{}", "]}", LONGEST),
-    a_list(RERANK, "nested documents", DOCUMENTS, '{"a":{"a":{}}}', "]}"),
-    a_list(RERANK, "a document of lists", DOCUMENTS + '{"a":[', "[[[[[]]]]]", "]}]}"),
-    a_list(RERANK, "texts", '{"query":"a","texts":[', '""', "]}"),
-    product(
-        *(CLASSIFY, "texts x labels", 10_000, 26),
-        lambda n, m: {"input": numbers(n), "labels": [chr(97 + k) for k in range(m)]},
+    "positions x logprobs": (
+        COMPLETIONS,
+        lambda: fields(prompt=[ids(400, k) for k in range(60)], logprobs=20, **ECHOED),
     ),
-    product(
-        *(COMPLETIONS, "positions x logprobs", 60, 20),
-        lambda n, m: {"prompt": [ids(400, k) for k in range(n)], "logprobs": m} | ECHOED,
-    ),
-    a_list(COMPLETIONS, "prompts", f'{ECHO}"prompt":[', "[1]", "]}"),
-    a_list(COMPLETIONS, "ids", f'{ECHO}"prompt":[', THOUSAND, "]}", LONGEST),
-    a_list(COMPLETIONS, "a field again", "{", '"n":1', "}"),
-    a_list("/tokenize", "a text", '{"return_token_strs":true,"prompt":"', "a", '"}'),
-    a_list("/detokenize", "tokens", '{"tokens":[', "1", "]}"),
-)
+    "prompts": (COMPLETIONS, lambda: a_list(f'{ECHO}"prompt":[', "[1]", "]}")),
+    "a field again": (COMPLETIONS, lambda: a_list("{", '"n":1', "}")),
+    "a text": ("/tokenize", lambda: a_list('{"return_token_strs":true,"prompt":"', "a", '"}')),
+    "tokens": ("/detokenize", lambda: a_list('{"tokens":[', "1", "]}")),
+}
 
 
-class Peak:
-    """The most memory that a server and its engine take, each above a level of its own.
-
-    An engine's level is the most that it had before: its largest batch, which was measured at
-    start.
-    """
-
-    def __init__(self, server):
-        self._pids = (server.process.pid, *children(server.process.pid))
-        self._engines = [_memory(pid, "VmHWM") for pid in self._pids[1:]]
-        self.rest = self.resident
-
-    def reset(self):
-        self.rest = min(self.rest, self.resident)  # the first requests' memory may be back by now
-        for pid in self._pids:
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM becomes VmRSS
-
-    @property
-    def resident(self):
-        return _memory(self._pids[0], "VmRSS")
-
-    def growth(self):
-        """Return the bytes since `reset`."""
-        own = _memory(self._pids[0], "VmHWM") - self.rest
-        engines = zip(self._pids[1:], self._engines, strict=True)
-        return own + sum(max(0, _memory(pid, "VmHWM") - most) for pid, most in engines)
+def reset(pid):
+    """Forget the most memory that a process has had, and return what it has."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return memory(pid, "VmRSS")
 
 
-def _memory(pid, name):
+def memory(pid, name):
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split(f"{name}:")[1].split()[0]) * 1024
 
@@ -160,10 +113,9 @@ def served():
         connected(server) as http,
     ):
         http.timeout = 300
-        for made in PRODUCTS:
-            if made.name in ("items x lists of labels", "texts"):  # the largest batches
-                post(http, made.path, made.body(made.first, made.second))
-        yield server, http, Peak(server)
+        for path, body in (BODIES[LISTS], BODIES["texts"]):  # the largest batches
+            post(http, path, body())
+        yield server, http
 
 
 def post(http, path, body):
@@ -189,18 +141,17 @@ def late(address, busy):
     return slowest
 
 
-@pytest.mark.parametrize("made", PRODUCTS, ids=lambda made: f"{made.path} {made.name}")
-def test_a_body_costs_its_bytes_and_delays_no_probe(served, usual, record_property, made):
-    server, http, peak = served
-    with suppress(TimeoutError):  # what is left of the request before counts, too
-        wait_until(lambda: peak.resident <= peak.rest + GROWTH, seconds=10)
-    body = made.body(made.first, made.second)
-    peak.reset()
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_costs_its_bytes_and_delays_no_probe(served, usual, record_property, name):
+    (server, http), (path, make) = served, BODIES[name]
+    body, own = make(), server.process.pid
+    engines = children(own)  # an engine's level is the most that it had: its largest batch
+    before = reset(own) + sum(memory(pid, "VmHWM") for pid in engines)
     with ThreadPoolExecutor(1) as sender:
-        sent = sender.submit(post, http, made.path, body)
+        sent = sender.submit(post, http, path, body)
         slowest = late(server.address, lambda: not sent.done())
-        status, most = sent.result(), peak.growth()
+        status, most = sent.result(), sum(memory(pid, "VmHWM") for pid in (own, *engines)) - before
     said = f"{len(body) / MIB:.2f} MiB took {most / MIB:.0f} MiB, {status}; a probe {slowest:.3f} s"
-    record_property("said", f"{made.path} {made.name}: {said}")
+    record_property("said", f"{path} {name}: {said}")
     assert most <= TIMES * len(body) + BESIDE, said
     assert slowest <= max(LATE, FACTOR * usual), said

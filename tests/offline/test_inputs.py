@@ -2,15 +2,13 @@
 any ordered iterable gives the scores of the plain list bit for bit, and everything else is refused
 by name and place."""
 
-import asyncio
 from collections import deque
 from copy import copy
-from inspect import isasyncgen, isawaitable
 
 import numpy as np
 import pytest
 
-from gpuscore import AsyncScorer, Scorer
+from gpuscore import Scorer
 from gpuscore.errors import InvalidRequest
 from gpuscore.ray import ScoreBatches
 
@@ -71,57 +69,9 @@ OF_IDS = LISTS | {
 
 
 @pytest.fixture(scope="session")
-def runner():
-    with asyncio.Runner() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session")
 def scorer():
     with Scorer("demo", **SETTINGS) as opened:
         yield opened
-
-
-@pytest.fixture(scope="session")
-def other():
-    opened = AsyncScorer("demo", **SETTINGS)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(params=["Scorer", "AsyncScorer"])
-def facade(request, scorer, other):
-    return {"Scorer": scorer, "AsyncScorer": other}[request.param]
-
-
-@pytest.fixture
-def ask(facade, runner):
-    """ask(method, *arguments, **options) calls the method."""
-
-    async def wait(awaitable):
-        return await awaitable
-
-    def call(method, *arguments, **more):
-        answer = getattr(facade, method)(*arguments, **more)
-        return runner.run(wait(answer)) if isawaitable(answer) else answer
-
-    return call
-
-
-@pytest.fixture
-def many(facade, runner):
-    """many(requests, **options) lists the scores of `score_many`."""
-
-    async def wait(results):
-        return [result.scores async for result in results]
-
-    def call(*arguments, **more):
-        scores = facade.score_many(*arguments, **more)
-        return (
-            runner.run(wait(scores)) if isasyncgen(scores) else [result.scores for result in scores]
-        )
-
-    return call
 
 
 def same(got, expected):
@@ -129,58 +79,46 @@ def same(got, expected):
 
 
 @pytest.mark.parametrize("kind", OF_TEXTS)
-def test_lists_of_texts(ask, scorer, kind):
+def test_lists_of_texts(scorer, kind):
     made = OF_TEXTS[kind]
     expected = scorer.score(QUERY, TEXTS, labels=LABELS)
     assert expected.scores.shape == (4, 2)
-    answer = ask("score", QUERY, made(TEXTS), labels=made(LABELS))
+    answer = scorer.score(QUERY, made(TEXTS), labels=made(LABELS))
     same(answer.scores, expected.scores)
     assert answer.labels == expected.labels
-    answer, wanted = ask("rerank", "lamp", made(TEXTS)), scorer.rerank("lamp", TEXTS)
+    answer, wanted = scorer.rerank("lamp", made(TEXTS)), scorer.rerank("lamp", TEXTS)
     same(answer.scores, wanted.scores)
     assert answer.indices.tolist() == wanted.indices.tolist()
     assert answer.documents == wanted.documents
     prompts = [QUERY + text for text in TEXTS]
-    answer = ask("classify", made(prompts), labels=made(LABELS))
+    answer = scorer.classify(made(prompts), labels=made(LABELS))
     same(answer.probabilities, scorer.classify(prompts, labels=LABELS).probabilities)
     assert answer.classes == ("yes", "no")
 
 
 @pytest.mark.parametrize("kind", OF_IDS)
-def test_lists_of_ids(ask, scorer, kind):
+def test_lists_of_ids(scorer, kind):
     made = OF_IDS[kind]
     expected = scorer.score([1, 2], IDS, label_token_ids=[3, 4]).scores
     assert expected.shape == (3, 2)
     same(
-        ask("score", np.array([1, 2]), made(IDS), label_token_ids=np.array([3, 4])).scores, expected
+        scorer.score(np.array([1, 2]), made(IDS), label_token_ids=np.array([3, 4])).scores, expected
     )
     expected = scorer.score([1, 2], IDS, label_token_ids=IDS).scores
-    same(ask("score", (1, 2), made(IDS), label_token_ids=made(IDS)).scores, expected)
+    same(scorer.score((1, 2), made(IDS), label_token_ids=made(IDS)).scores, expected)
     expected = scorer.score([1, 2], IDS, label_sequences=IDS[:2])
-    answer = ask("score", range(1, 3), made(IDS), label_sequences=made(IDS[:2]))
+    answer = scorer.score(range(1, 3), made(IDS), label_sequences=made(IDS[:2]))
     same(answer.scores, expected.scores)
     assert answer.labels == expected.labels
 
 
 @pytest.mark.parametrize("kind", LISTS)
-def test_lists_of_pairs(ask, scorer, kind):
+def test_lists_of_pairs(scorer, kind):
     made = LISTS[kind]
     pairs = [("a lamp", text) for text in TEXTS]
     # Pairs of one query are cut elsewhere on a server, so bits may differ.
-    scores = ask("score_pairs", made(pairs)).scores
+    scores = scorer.score_pairs(made(pairs)).scores
     np.testing.assert_allclose(scores, scorer.score_pairs(pairs).scores, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", LISTS)
-def test_many_lists(many, scorer, kind):
-    made = LISTS[kind]
-    requests = [(QUERY, TEXTS), (QUERY, TEXTS[:1]), (QUERY, [])]
-    results = many(made([(query, made(items)) for query, items in requests]), labels=made(LABELS))
-    for scores, request in zip(results, requests, strict=True):
-        same(scores, scorer.score(*request, labels=LABELS).scores)
-    results = many(made([([1, 2], made(IDS)), ([1, 2], made(IDS))]), label_token_ids=made([3, 4]))
-    for scores in results:
-        same(scores, scorer.score([1, 2], IDS, label_token_ids=[3, 4]).scores)
 
 
 def test_columns_of_a_pipeline(scorer):
@@ -241,11 +179,11 @@ def test_a_pipeline_refuses_what_all_rows_share():
         score(columns)
 
 
-def test_one_text_is_one_item(ask, many, scorer):
+def test_one_text_is_one_item(scorer):
     expected = scorer.score(QUERY, TEXTS[:1], labels=LABELS).scores
-    same(ask("score", QUERY, TEXTS[0], labels=LABELS).scores, expected)
-    same(many([(QUERY, TEXTS[0])], labels=LABELS)[0], expected)
-    assert len(ask("classify", QUERY, labels=LABELS).best) == 1
+    same(scorer.score(QUERY, TEXTS[0], labels=LABELS).scores, expected)
+    assert len(scorer.classify(QUERY, labels=LABELS).best) == 1
+    assert scorer.score(QUERY, [], labels=LABELS).scores.shape == (0, 0)
 
 
 def shown(value):
@@ -261,92 +199,68 @@ NO_LISTS = [b"ab", bytearray(b"ab"), memoryview(b"ab"), None, 7, {"a": 1}, {"a"}
 NO_LISTS += [np.array("a"), np.array(5), True]
 
 
-def refused(ask, place, method, *arguments, **more):
+def refused(place, method, *arguments, **more):
     with pytest.raises(InvalidRequest, match=place) as caught:
-        ask(method, *arguments, **more)
+        method(*arguments, **more)
     assert caught.value.param
 
 
 @pytest.mark.parametrize("value", [*NO_TEXTS, ["a"]], ids=shown)
-def test_what_is_no_text(ask, value):
+def test_what_is_no_text(scorer, value):
     more = {"labels": LABELS}
     if not isinstance(value, list):
-        refused(ask, r"^items\[1\]", "score", QUERY, ["a", value], **more)
-        refused(ask, "^query", "score", value, ["a"], **more)
-    refused(ask, r"^labels\[1\]", "score", QUERY, ["a"], labels=["yes", value])
-    refused(ask, "^query", "rerank", value, ["a"])
-    refused(ask, "^instruction", "rerank", "lamp", ["a"], instruction=value)
-    if not isinstance(value, dict):  # a server takes documents with fields
-        refused(ask, r"^documents\[1\]", "rerank", "lamp", ["a", value])
-    refused(ask, r"^pairs\[1\]", "score_pairs", [("a", "b"), ("a", value)])
-    refused(ask, r"^pairs\[0\]", "score_pairs", [(value, "b")])
-    refused(ask, r"^texts\[1\]", "classify", ["a", value], **more)
-    refused(ask, "^query", "classify", ["a"], query=value, **more)
-    refused(ask, r"^labels\[0\]", "classify", ["a"], labels=[value, "no"])
+        refused(r"^items\[1\]", scorer.score, QUERY, ["a", value], **more)
+        refused("^query", scorer.score, value, ["a"], **more)
+    refused(r"^labels\[1\]", scorer.score, QUERY, ["a"], labels=["yes", value])
+    refused("^query", scorer.rerank, value, ["a"])
+    refused("^instruction", scorer.rerank, "lamp", ["a"], instruction=value)
+    refused(r"^documents\[1\]", scorer.rerank, "lamp", ["a", value])
+    refused(r"^pairs\[1\]", scorer.score_pairs, [("a", "b"), ("a", value)])
+    refused(r"^pairs\[0\]", scorer.score_pairs, [(value, "b")])
+    refused(r"^texts\[1\]", scorer.classify, ["a", value], **more)
+    refused("^query", scorer.classify, ["a"], query=value, **more)
+    refused(r"^labels\[0\]", scorer.classify, ["a"], labels=[value, "no"])
 
 
 @pytest.mark.parametrize("value", NO_IDS, ids=shown)
-def test_what_is_no_ids(ask, value):
+def test_what_is_no_ids(scorer, value):
     more = {"label_token_ids": [3]}
-    refused(ask, r"^items\[1\]", "score", [1], [[1], value], **more)
-    refused(ask, "^query", "score", value, [[1]], **more)
-    refused(ask, r"^label_sequences\[1\]", "score", [1], [[1]], label_sequences=[[2], value])
-    refused(ask, r"^label_token_ids", "score", [1], [[1], [2]], label_token_ids=[[2], value])
+    refused(r"^items\[1\]", scorer.score, [1], [[1], value], **more)
+    refused("^query", scorer.score, value, [[1]], **more)
+    refused(r"^label_sequences\[1\]", scorer.score, [1], [[1]], label_sequences=[[2], value])
+    refused(r"^label_token_ids", scorer.score, [1], [[1], [2]], label_token_ids=[[2], value])
 
 
 @pytest.mark.parametrize("value", NO_LISTS, ids=shown)
-def test_what_is_no_list(ask, value):
-    refused(ask, "^items", "score", QUERY, value, labels=LABELS)
-    refused(ask, "^documents", "rerank", "lamp", value)
-    refused(ask, "^pairs", "score_pairs", value)
-    refused(ask, "^texts", "classify", value, labels=LABELS)
-    refused(ask, "^label_sequences", "score", [1], [[1]], label_sequences=value or 0)
-    refused(ask, "^label_token_ids", "score", [1], [[1]], label_token_ids=value or 0)
+def test_what_is_no_list(scorer, value):
+    refused("^items", scorer.score, QUERY, value, labels=LABELS)
+    refused("^documents", scorer.rerank, "lamp", value)
+    refused("^pairs", scorer.score_pairs, value)
+    refused("^texts", scorer.classify, value, labels=LABELS)
+    refused("^label_sequences", scorer.score, [1], [[1]], label_sequences=value or 0)
+    refused("^label_token_ids", scorer.score, [1], [[1]], label_token_ids=value or 0)
 
 
-def test_options_that_do_not_exist(ask, many):
+def test_options_that_do_not_exist(scorer):
     calls = {"score": ("q", ["a"]), "classify": (["a"],), "rerank": ("q", ["a"])}
     for method, arguments in (calls | {"score_pairs": ([("q", "a")],)}).items():
         with pytest.raises(TypeError, match="'lables'; there are .*, on_error|'lables'.* labels, "):
-            ask(method, *arguments, lables=["yes"])
-    with pytest.raises(TypeError, match="'lables'; there are labels, "):
-        many([("q", ["a"])], lables=["yes"])
+            getattr(scorer, method)(*arguments, lables=["yes"])
 
 
-def test_what_many_refuses(many):
-    def refuse(place, requests, **more):
-        with pytest.raises(InvalidRequest, match=place):
-            many(requests, **more)
-
-    more = {"labels": LABELS}
-    for value in NO_TEXTS:
-        refuse(r"^items\[1\]", [(QUERY, ["a", value])], **more)
-    for value in NO_IDS:
-        refuse(r"^items\[0\]", [([1], [value])], label_token_ids=[3])
-    for value in NO_LISTS:
-        refuse("^requests", value, **more)
-        refuse("^items", [(QUERY, value)], **more)
-    refuse(r"^requests\[0\] must be a query and its items", ["ab"], **more)
-
-
-def test_a_text_is_no_list(ask):
-    refused(ask, "^labels", "score", QUERY, ["a"], labels="yes")
-    refused(ask, "^documents", "rerank", "lamp", "a lamp")
-    refused(ask, "^pairs", "score_pairs", "ab")
+def test_a_text_is_no_list(scorer):
+    refused("^labels", scorer.score, QUERY, ["a"], labels="yes")
+    refused("^documents", scorer.rerank, "lamp", "a lamp")
+    refused("^pairs", scorer.score_pairs, "ab")
 
 
 @pytest.mark.parametrize("value", NO_TEXTS, ids=shown)
-def test_a_bad_item_alone(scorer, other, runner, value):
+def test_a_bad_item_alone(scorer, value):
     """With `on_error="null"` it gets no score, also in a generator."""
-    more = {"labels": LABELS, "on_error": "null"}
     alone = scorer.score(QUERY, ["a", "b"], labels=LABELS).scores
-    for result in (
-        scorer.score(QUERY, iter(["a", value, "b"]), **more),
-        runner.run(other.score(QUERY, iter(["a", value, "b"]), **more)),
-        *scorer.score_many([(QUERY, iter(["a", value, "b"]))], **more),
-    ):
-        same(result.scores[[0, 2]], alone)
-        assert [error.index for error in result.errors] == [1]
+    result = scorer.score(QUERY, iter(["a", value, "b"]), labels=LABELS, on_error="null")
+    same(result.scores[[0, 2]], alone)
+    assert [error.index for error in result.errors] == [1]
     result = scorer.score([1], [[1], [2, True], [3]], label_token_ids=[4], on_error="null")
     assert [error.message for error in result.errors] == [
         "items[1][1] is of type bool; it must be an integer"

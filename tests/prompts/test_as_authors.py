@@ -42,6 +42,7 @@ def test_the_ids_of_the_authors_code(case):
     files = ModelFiles.read(directory, wanted, [directory.name])
     family = files.prompts(ONE_CLASS if CASES[name].head else LIMITS, RequestLimits()).family
     got = [ids_of(family.build(RerankInput(q, [d])))[0] for q, d in queries_of(name)]
+    assert files.encoder.text(got[0]) == answers["prompt"]
     assert got[: len(answers["ids"])] == answers["ids"]
     wrong = [
         pair
@@ -63,18 +64,35 @@ def test_the_scores_of_the_authors_code(case):
     np.testing.assert_allclose(got, answers["scores"], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sentence-transformers-late", "sentence-transformers-class"])
-@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+OVER_HTTP = ("sentence-transformers-late", "sentence-transformers-class")
+NOT_ON_JAX = ("gemma", "granite", "qwen3_5")
+
+
+def servers():
+    for name, case in CASES.items():
+        quick = () if name in OVER_HTTP else (pytest.mark.slow,)
+        yield pytest.param(name, "torch", marks=quick)
+        if case.model not in NOT_ON_JAX:
+            yield pytest.param(name, "jax", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "backend"), [*servers()])
 def test_the_scores_over_http(tmp_path, name, backend):
     """Twice, packed with other documents: the second time with what the first one cached."""
     directory = make_directory(tmp_path / "model", name)
     answers = json.loads((FOLDER / f"{name}.json").read_text())
     others = [document for _, document in pairs()[SCORED : SCORED + 20]]
-    arguments = (str(directory), "--backend", backend, "--device", "cpu", "--dtype", "float32")
+    arguments = [str(directory), "--backend", backend, "--device", "cpu", "--dtype", "float32"]
+    arguments += ["--family", CASES[name].family or name]
     with serving(*arguments) as server, connected(server) as client:
         for index in (*range(SCORED), 0):
-            query, document = pairs()[index]
-            body = {"query": query, "documents": [*others, document]}
-            results = client.post("/v1/rerank", json=body).json()["results"]
-            (score,) = [row["relevance_score"] for row in results if row["index"] == len(others)]
+            query, document = queries_of(name)[index]
+            texts, raw = [*others, document], CASES[name].raw
+            if name in GUARDS:
+                body = {"query": query, "input": texts}
+                score = client.post("/v1/classify", json=body).json()["data"][-1]["probs"]
+            else:
+                body = {"query": query, "documents": texts, "raw_scores": raw}
+                results = client.post("/v1/rerank", json=body).json()["results"]
+                score = {row["index"]: row["relevance_score"] for row in results}[len(others)]
             assert score == pytest.approx(answers["scores"][index], abs=1e-4)

@@ -72,7 +72,7 @@ def test_ranks_get_gpus_that_follow_each_other(monkeypatch):
 
 
 def test_all_is_every_gpu_that_torch_sees(monkeypatch):
-    monkeypatch.setattr(placement, "_free_cuda", lambda: [0, 0])
+    monkeypatch.setattr(placement, "free_cuda", lambda: [0, 0])
     assert [place.device for place in placements(MODEL, "all")] == ["cuda:0", "cuda:1"]
 
 
@@ -168,7 +168,7 @@ def test_on_gpus_the_sum_is_held_against_the_fullest_one(tiny_model, monkeypatch
     plan = plan_memory(directory, settings, 0)
     each = plan.context + plan.batch_bytes + plan.weight_bytes + 100 * MIB
     free = [2 * each, 0, 0, 2 * each]
-    monkeypatch.setattr(placement, "_free_cuda", lambda: free)
+    monkeypatch.setattr(placement, "free_cuda", lambda: free)
     both = places_of_all(models, "cuda:0,cuda:3")
     for places in both:
         assert [p.device for p in places] == ["cuda:0", "cuda:3"]

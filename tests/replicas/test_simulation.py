@@ -30,13 +30,13 @@ def test_simulated_worlds(first, caplog):
 def test_the_worlds_hold_second_losses(monkeypatch, caplog):
     """The worlds must move and give up requests, or they would show nothing."""
     seen = Counter()
-    lost = Replicas._lost
+    lost = Replicas.lost
 
     def counted(self, flight, number, error):
         lost(self, flight, number, error)
         seen["given up" if flight.losses >= replicas.MAX_LOSSES else "moved"] += 1
 
-    monkeypatch.setattr(Replicas, "_lost", counted)
+    monkeypatch.setattr(Replicas, "lost", counted)
     for seed in range(60):
         worlds([seed])
         if min(seen["moved"], seen["given up"]) >= 3:
@@ -45,7 +45,7 @@ def test_the_worlds_hold_second_losses(monkeypatch, caplog):
 
 
 def a_lost_request_is_not_run_again(monkeypatch):
-    monkeypatch.setattr(Replicas, "_lost", lambda self, flight, number, error: None)
+    monkeypatch.setattr(Replicas, "lost", lambda self, flight, number, error: None)
 
 
 def run_again_without_end(monkeypatch):
@@ -53,13 +53,13 @@ def run_again_without_end(monkeypatch):
 
 
 def a_moved_request_is_not_subtracted(monkeypatch):
-    lost = Replicas._lost
+    lost = Replicas.lost
 
     def counted_again(self, flight, number, error):
-        self._tokens[number] += flight.request.num_tokens
+        self.tokens[number] += flight.request.num_tokens
         lost(self, flight, number, error)
 
-    monkeypatch.setattr(Replicas, "_lost", counted_again)
+    monkeypatch.setattr(Replicas, "lost", counted_again)
 
 
 def answers_in_another_order(monkeypatch):

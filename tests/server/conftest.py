@@ -142,7 +142,6 @@ def watched(model, tmp_path_factory) -> Iterator[Watched]:
         serving(
             f"tiny={model[0]}",
             *arguments,
-            "--timing-headers",
             "--kv-cache-size",
             "16MiB",
             environment={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"},

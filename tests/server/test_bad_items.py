@@ -1,12 +1,10 @@
 """Promise: with `on_error: null` a bad item gets no score and an error, and the others are scored
 as without it, bit for bit: over HTTP and in this process."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
-from gpuscore import AsyncScorer, Scorer
+from gpuscore import Scorer
 from gpuscore.errors import GpuscoreError, InvalidRequest, PromptTooLong
 from support.connections import connected
 from support.serving import QUICK, serving
@@ -189,20 +187,10 @@ def test_in_this_process(scorer):
     for documents in (["a", None], ["a", "half \ud800"]):
         with pytest.raises(InvalidRequest, match=r"documents\[1\]"):
             scorer.rerank("q", documents)
-    many = list(
-        scorer.score_many([("q", ["a", None]), ("q", [None])], labels=["yes"], on_error="null")
-    )
-    assert [len(scores.errors) for scores in many] == [1, 1]
-    assert np.isnan(many[1].scores).all()
-
-    async def ask():
-        async with AsyncScorer("demo", threads=1, max_batch_tokens=512) as other:
-            return (
-                await other.score("q", [None, "a"], labels=["yes"], on_error="null"),
-                await other.score("q", [None], labels=["yes"], on_error="null"),
-                await other.rerank("q", [None, "a"], on_error="null"),
-                await other.score_pairs([("q", None), ("q", "a")], on_error="null"),
-            )
-
-    for result in asyncio.run(ask()):
+    for result in (
+        scorer.score("q", [None, "a"], labels=["yes"], on_error="null"),
+        scorer.score("q", [None], labels=["yes"], on_error="null"),
+        scorer.rerank("q", [None, "a"], on_error="null"),
+        scorer.score_pairs([("q", None), ("q", "a")], on_error="null"),
+    ):
         assert [error.index for error in result.errors] == [0]

@@ -104,6 +104,12 @@ def test_tei(demo, relevance):
     answer = demo.post("/rerank", json=body).json()
     assert [set(entry) for entry in answer] == [{"index", "score"}] * 5
     assert [entry["index"] for entry in answer] == np.argsort(-relevance, kind="stable").tolist()
+    # As in the pull request 2496 of huggingface.js.
+    wrapped = demo.post("/pipeline/text-ranking", json={"inputs": body})
+    assert wrapped.json() == answer
+    for wrong in ({"inputs": "a"}, {"inputs": body | {"x": 1}}, {"inputs": body, "x": 1}, {}):
+        refused = demo.post("/pipeline/text-ranking", json=wrong)
+        assert (refused.status_code, set(refused.json())) == (400, {"error", "error_type"})
     answer = demo.post("/rerank", json=body | {"return_text": True, "raw_scores": True}).json()
     assert all(entry["text"] == DOCUMENTS[entry["index"]] for entry in answer)
     assert answer[0]["score"] == pytest.approx(
@@ -190,16 +196,6 @@ def test_another_model_and_no_reranker(demo, client):
     message = check_error(rerank(client), 400, "invalid_request", None)
     assert "--family" in message
     assert rerank(demo, model="demo").json()["model"] == "demo"
-
-
-def test_it_is_counted_and_described(demo):
-    rerank(demo)
-    counted = demo.get("/metrics").text
-    assert 'route="/v1/rerank"' in counted
-    paths = demo.get("/openapi.json").json()["paths"]
-    for path in PATHS:
-        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert {"query", "documents", "texts", "top_n"} <= set(body["properties"])
 
 
 def test_many_documents(demo):

@@ -116,9 +116,10 @@ def test_a_start_and_a_stop_on_a_terminal():
     assert "key       required" in screen.text
     assert '{"time"' not in screen.text, "no JSON on a terminal"
     assert re.search(r"\d\d:\d\d:\d\d info: memory: weights", screen.text)
-    line = r"\d\d:\d\d:\d\d POST /v1/rerank 200  [\d.]+ ms  3 items  \d+ tokens"
+    line = r"\d\d:\d\d:\d\d POST /v1/rerank 200 items=3 prompt_tokens=\d+ .*total_ms=[\d.]+\s"
     assert re.search(line, screen.text)
-    assert re.search(r"POST /v1/rerank 401  invalid_api_key  [\d.]+ ms  id \w+", screen.text)
+    line = r"POST /v1/rerank 401 code=invalid_api_key total_ms=[\d.]+ request_id=\w+"
+    assert re.search(line, screen.text)
     assert "gpuscore: stopping; no request is in flight" in screen.text
 
 

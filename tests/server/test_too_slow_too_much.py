@@ -215,13 +215,3 @@ class TestMemoryAndBugs:
             work = service.run(service.models.only.loaded, late, RequestRecord("a"))
             with pytest.raises(DeadlineExceeded):
                 asyncio.run(work)
-
-    def test_an_engine_that_has_stopped(self, model):
-        with service_of(plan_backend(model[0], ModelConfig(str(model[0]))), model[0]) as service:
-            assert ask_app(service, GOOD, "/health").status_code == 200
-            assert ask_app(service, GOOD, "/ready").status_code == 200
-            service.models.only.loaded.engine.close()
-            for path in ("/health", "/ready", "/v1/score"):
-                reply = ask_app(service, GOOD, path)
-                check_error(reply, 503, "unavailable", None)
-                assert retry_after(reply) >= 1

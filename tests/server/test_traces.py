@@ -1,5 +1,4 @@
-"""Promise: traces and timing headers show the stages of a request, to callers who asked for
-them."""
+"""Promise: traces show the stages of a request, to callers who asked for them."""
 
 import os
 import subprocess
@@ -17,7 +16,6 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.spans import SpanTracer
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.types.record import STAGES, RequestRecord
-from support.connections import score
 from support.serving import wait_until
 from support.stub_service import ask, stub_service
 from support.watched_server import BODY
@@ -70,12 +68,6 @@ class TestTraces:
             names.GEN_AI_RESPONSE_MODEL: "tiny",
         }
 
-    def test_completions_are_the_conventions_operation(self):
-        body = {"prompt": "a b", "max_tokens": 0, "echo": True, "logprobs": 1}
-        *_, span = self.spans(body=body, url="/v1/completions")
-        known = names.GenAiOperationNameValues.TEXT_COMPLETION.value
-        assert span.attributes[names.GEN_AI_OPERATION_NAME] == known
-
     def test_what_scores_nothing_is_no_operation(self):
         exporter, provider = InMemorySpanExporter(), TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -90,12 +82,6 @@ class TestTraces:
         assert "gpuscore.items" not in span.attributes
         assert not [name for name in span.attributes if name.startswith("gen_ai")]
 
-    def test_an_error_of_a_model(self):
-        *_, span = self.spans(body=BODY | {"items": [[1] * 600]})
-        assert span.attributes["http.response.status_code"] == 400
-        assert span.attributes[names.GEN_AI_REQUEST_MODEL] == "tiny"
-        assert names.GEN_AI_RESPONSE_MODEL not in span.attributes
-
     @pytest.mark.parametrize(
         "values",
         [
@@ -103,10 +89,8 @@ class TestTraces:
             [""],
             [f"00-{TRACE}-{PARENT}"],
             [f"00-{'0' * 32}-{PARENT}-01"],
-            [f"00-{TRACE}-{'0' * 16}-01"],
             [f"ff-{TRACE}-{PARENT}-01"],
             [f"00-{TRACE[:-1]}-{PARENT}-01"],
-            [f"00-{TRACE[:-1]}z-{PARENT}-01"],
             [f"00-{TRACE}-{PARENT}-01-x"],
             [f"00-{TRACE}-{PARENT}-01"] * 2,
         ],
@@ -162,15 +146,3 @@ class TestTraces:
         assert done.stderr.startswith("gpuscore: OTEL_EXPORTER_OTLP_ENDPOINT asks for traces")
         assert "pip install 'opentelemetry-exporter-otlp-proto-http>=" in done.stderr
         assert done.stderr.count("\n") == 1
-
-
-class TestTimingHeaders:
-    def test_the_stages_of_a_request(self, watched):
-        header = score(watched.client, **BODY).headers["server-timing"]
-        parts = dict(part.split(";dur=") for part in header.split(", "))
-        assert list(parts) == [*STAGES, "total"]
-        values = [float(value) for value in parts.values()]
-        assert 0 < sum(values[:-1]) <= values[-1] + 0.01
-
-    def test_timing_headers_need_their_flag(self, client):
-        assert "server-timing" not in score(client, **BODY).headers

@@ -13,10 +13,10 @@ import pyarrow as pa
 from pyarrow import parquet
 
 import gpuscore
-from gpuscore.commands.bulk.job import Progress, run_job
+from gpuscore.commands.bulk.command import Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.config import RequestLimits
-from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.text.joining import PromptBuilder
@@ -55,6 +55,19 @@ def fake_model(
         yield LoadedModel(around(engine), prompts, wait_ended, replicas=replicas)
     finally:
         engine.close()
+
+
+def served(loading: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what loads a model as `loading` does, to be served as "demo"."""
+
+    @contextmanager
+    def loaded() -> Iterator[ServedModel]:
+        with loading() as model:
+            made = ServedModel("demo")
+            made.loaded = model
+            yield made
+
+    return loaded
 
 
 class Killed(BaseException):
@@ -98,7 +111,7 @@ def run(
     wanted = BatchOptions(str(input), str(output), **(FIELDS | options))
     progress = progress or Progress()
     known = {**wanted.identity(), **(settings or {})}
-    run_job(wanted, known, ("demo",), loading, progress)
+    run_job(wanted, known, served(loading), progress)
     return progress.rows - progress.bad, progress.bad
 
 

@@ -6,11 +6,12 @@ import resource
 import sys
 
 from gpuscore import __main__ as command
-from gpuscore.commands.bulk import feeding, inputs, job
+from gpuscore.commands.bulk import command as job
+from gpuscore.commands.bulk import inputs, scoring
 
 inputs.BLOCK_ROWS = 50
-job.KEPT_EVERY = job.TOLD_EVERY = 0.0
-feeding.BATCHES = 1
+scoring.KEPT_EVERY = job.TOLD_EVERY = 0.0
+scoring.BATCHES = 1
 
 if __name__ == "__main__":
     if most := os.environ.get("FILE_BYTES"):

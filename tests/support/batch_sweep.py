@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.commands.bulk import inputs
+from gpuscore.commands.bulk.work import WorkFolder
 from support.batch_jobs import run
 
 CHANGES = ("fsync", "rename", "unlink", "rmdir", "mkdir")
@@ -78,7 +79,8 @@ def sweep(folder: Path, input: Path, name: str, step: int) -> int:
         if ended == 0:
             return at // step
         assert ended == KILLED, f"killed before change {at}: {ended}"
-        finished = output.exists() and not (output.parent / f"{name}.work" / "job.state").exists()
+        work = WorkFolder(output.parent / f"{name}.work")
+        finished = output.exists() and not work.settings()
         again = forked(lambda output=output: run(input, output))
         # Killed after all was done, but for the folder: there is nothing to continue.
         assert again == (1 if finished else 0), f"continued after change {at}: {again}"

@@ -285,7 +285,7 @@ def _configs() -> dict[str, Case]:
         "sizes-text": case("num_hidden_layers must be a positive", num_hidden_layers="3"),
         "heads": case("must be a multiple of", num_key_value_heads=3),
         "architecture-unknown": case("architectures is", architectures=["GPT2LMHeadModel"]),
-        "longrope": case("rope_type is 'longrope'", rope_scaling=YARN | {"rope_type": "longrope"}),
+        "longrope": case("rope_type longrope", rope_scaling=YARN | {"rope_type": "longrope"}),
         "rope-list": case("rope_parameters must be one flat object", rope_parameters=[1]),
         "rope-key": case(
             "has 'mrope_section'",
@@ -443,6 +443,7 @@ def _prompts() -> dict[str, Case]:
         "template-syntax": case("{% for %}", "cannot be rendered"),
         "template-escapes": case("{{ ''.__class__.__mro__ }}", "cannot be rendered"),
         "template-empty": case("", "0 times, not once"),
+        "template-raises": case("{{ raise_exception('no') }}", "cannot be rendered: no"),
         "template-large": Case(
             "plain", large("chat_template.jinja", 2**24), ("bytes; supported: at most",), INSTRUCT
         ),
@@ -459,6 +460,15 @@ def _prompts() -> dict[str, Case]:
         "score-missing": sentence(without("1_LogitScore/config.json"), "config.json is missing"),
         "score-text": sentence(score(true_token_id="yes"), "true_token_id must be the id"),
         "score-negative": sentence(score(false_token_id=-1), "false_token_id must be the id"),
+        "score-outside": sentence(score(true_token_id=500), "true_token_id must be the id", "500"),
+        "two-families": sentence(
+            config(classifier_from_token=["no", "yes"]),
+            *("config.json has classifier_from_token ['no', 'yes']", "1_LogitScore/config.json"),
+        ),
+        "two-heads": sentence(
+            config(architectures=["Qwen3ForSequenceClassification"]),
+            "config.json has architectures",
+        ),
         "prompts-list": sentence(
             text("config_sentence_transformers.json", '{"prompts": [1]}'), "prompts must be"
         ),

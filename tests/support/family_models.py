@@ -60,6 +60,15 @@ QWEN_GUARD = (
     "{% for m in messages %}{{ m.role | upper + ': ' + m.content + '\n\n' }}{% endfor %}"
     "{{ '<END CONVERSATION><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n' }}"
 )
+# As Granite Guardian 3's template: the last message is judged, in a turn of the template's own.
+GRANITE_GUARD = (
+    "{%- set last = messages[-1] %}{{- '<|im_start|>user\nHelp to determine whether the ' }}"
+    "{{- last.role + ' message is harmful.\n\n<start_of_conversation>\nUser Message: ' }}"
+    "{%- if messages | length > 1 %}{{- messages[-2].content + '\nAssistant Message: ' }}"
+    "{%- endif %}{{- last.content + '\n<end_of_conversation>\n\n* harmful by common sense\n\n' }}"
+    "{{- 'Your answer must be either Yes or No.<|im_end|>\n' }}{%- if add_generation_prompt %}"
+    "{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
 ROLES = (
     "{% for m in messages %}{{ '<|im_start|>' + {'system': 'system', 'query': 'user', 'document':"
     " 'tool'}[m.role] + '\n' + m.content | trim + '<|im_end|>\n' }}{% endfor %}"
@@ -77,6 +86,14 @@ LATE = (
 TWICE = (
     f"<|im_start|>user\n{{{{ {_SYSTEM} }}}}\nQ: {{{{ {_QUERY} }}}}\nD: {{{{ {_DOCUMENT} }}}}"
     f"\nAgain: {{{{ {_QUERY} }}}}<|im_end|>\n<|im_start|>assistant\n"
+)
+# A structured template, as of models of text and pictures: contents are lists of pieces. It reads a
+# plain text, too, and makes another prompt of it.
+PIECES = (
+    "{% macro text(c) %}{% if c is string %}text: {{ c }}{% else %}{% for p in c %}{{ p.text }}"
+    "{% endfor %}{% endif %}{% endmacro %}{% for m in messages %}{{ '<|im_start|>' + {'query':"
+    " 'user', 'document': 'tool'}.get(m.role, m.role) + '\n' + text(m.content) | trim }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 MODULE = "sentence_transformers.{}.modules.{}.{}"
 YES, NO = 9693, 2152  # Qwen's tokens
@@ -102,6 +119,11 @@ ST_FILES = {
         "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
     },
 }  # fmt: skip
+
+_BERT = "sentence_bert_config.json"
+_KINDS = ST_FILES[_BERT]["modality_config"]
+_PIECES = {"modality_config": _KINDS | {"message": _KINDS["message"] | {"format": "structured"}}}
+ST_PIECES = ST_FILES | {_BERT: ST_FILES[_BERT] | _PIECES}
 
 # A model with a head of one class has no module that reads tokens.
 ST_CLASS = {
@@ -171,15 +193,17 @@ CASES = {
     ),
     "qwen3guard-gen": Case("qwen3", "qwen", QWEN_GUARD),
     "llama-guard-3": Case("llama", "llama3", LLAMA_GUARD),
+    "granite-guardian": Case("granite", "qwen", GRANITE_GUARD),
     "demo": Case("", ""),
     "sentence-transformers": Case("qwen3", "qwen", ROLES, "auto", files=ST_FILES),
     "sentence-transformers-late": Case("qwen3", "qwen", LATE, "auto", files=ST_FILES),
     "sentence-transformers-twice": Case("qwen3", "qwen", TWICE, "auto", files=ST_FILES),
+    "sentence-transformers-structured": Case("qwen3_5", "qwen", PIECES, "auto", files=ST_PIECES),
     "sentence-transformers-class": Case(
         "qwen3_classes", "qwen", ROLES, "auto", files=ST_CLASS, head=ONE_CLASS
     ),
 }
-GUARDS = ("qwen3guard-gen", "llama-guard-3")
+GUARDS = ("qwen3guard-gen", "llama-guard-3", "granite-guardian")
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -202,6 +226,8 @@ def make_directory(directory: Path, name: str, tokenizer: Tokenizer | None = Non
     vocabulary = VOCABULARIES[case.vocabulary]
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": vocabulary.rows}
+    if case.model == "qwen3_5":
+        sizes["layer_types"] = ["linear_attention", "full_attention"]
     tied = not case.head
     make_model(directory, case.model, tie_word_embeddings=tied, **sizes, **case.head)
     if tokenizer is None:

@@ -51,7 +51,7 @@ def measured_and_taken(directory: Path, largest: int, longest: int, count: int) 
     rng = np.random.default_rng(0)
     size = backend.limits.page_size
     batches = [_full_batch(rng, largest, size, longest // 2) for _ in range(count)]
-    taken = memory.peak(partial(backend._run_all, batches))
+    taken = memory.peak(partial(backend.run_all, batches))
     assert taken is not None
     pages = longest // 16 * backend.plan.pages.page_bytes
     backend.close()

@@ -106,7 +106,7 @@ def _mistral() -> Tokenizer:
     file = folder / "mistral_instruct_tokenizer_240323.model.v3"
     read = SentencePieceProcessor(model_file=str(file))
     vocab = {read.id_to_piece(id): id for id in range(len(read))}
-    made = LlamaTokenizer(vocab=vocab, merges=generate_merges(vocab, None))._tokenizer
+    made = LlamaTokenizer(vocab=vocab, merges=generate_merges(vocab, None)).backend_tokenizer
     return _added(made, [entry for entry, id in vocab.items() if read.is_control(id)])
 
 
@@ -123,7 +123,7 @@ def _smol() -> Tokenizer:
     from transformers import AutoTokenizer
 
     file = "SmolLM2-135M-Instruct.Q4_1.gguf"
-    made: Tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)._tokenizer
+    made: Tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file).backend_tokenizer
     return made
 
 

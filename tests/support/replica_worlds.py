@@ -104,7 +104,7 @@ class ReplicaWorld:
             self.now += 0.001
         for request, future in self.sent:
             self.check(request, future)
-        assert not any(self.front._tokens), "a request was never forgotten"
+        assert not any(self.front.tokens), "a request was never forgotten"
         return self
 
     def event(self):
@@ -152,7 +152,7 @@ class ReplicaWorld:
             return
         result = future.result()
         assert len(result.label_logits) == len(request.item_ids)
-        states = [World._states(request, item)[-1] for item in range(len(request.item_ids))]
+        states = [World.states_of(request, item)[-1] for item in range(len(request.item_ids))]
         for state, labels, logits in zip(
             states, request.label_ids, result.label_logits, strict=True
         ):

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.utils import logging
 
 from gpuscore import Scorer
+from gpuscore.backends import plan_backend
+from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError, GpuscoreError
 from support.models import VOCAB, random_ids, reference_logits, reference_logprobs
 
@@ -48,7 +50,8 @@ def ours(directory: Path) -> Answer:
     """Return our log-probabilities or class logits; or our refusal."""
     try:
         with Scorer(str(directory), dtype="float32", max_batch_tokens=64) as scorer:
-            rows = scorer._prompts.builder.backend.label_rows
+            plan = plan_backend(directory, ModelConfig(str(directory)))
+            rows = plan.architecture.config.label_rows
             labels: Sequence[int] = list(range(rows))
             scores = scorer.score([], PROMPTS, label_token_ids=labels, logprobs=True, logits=True)
             answer = scores.logprobs if rows == VOCAB else scores.logits

@@ -56,7 +56,7 @@ class TapeBackend:
         future: Future[RowScores] = Future()
         error = self.fault(step)
         if error is None:
-            future.set_result(self._run(batch))
+            future.set_result(self.run(batch))
         else:
             future.set_exception(error)
         return future
@@ -69,7 +69,8 @@ class TapeBackend:
     def close(self) -> None:
         self.closed = True
 
-    def _run(self, batch: PackedBatch) -> RowScores:
+    def run(self, batch: PackedBatch) -> RowScores:
+        """Return a batch's scores, and keep its tokens."""
         assert batch.num_tokens <= self.limits.max_tokens, "over the token budget"
         bounds, tokens = batch.cu_seqlens, batch.token_ids
         segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(bounds))

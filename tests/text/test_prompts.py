@@ -137,7 +137,7 @@ def test_a_tokenizer_panic_is_an_error_of_its_own():
             raise Panic
 
     text = TextEncoder(make_tokenizer(bos=False))
-    text._tokenizer = Broken()
+    text.tokenizer = Broken()
     with pytest.raises(InternalError):
         list(text.prompts(["a"]))
     with pytest.raises(InternalError):

@@ -72,6 +72,10 @@ class PagePlan:
             )
         return pages
 
+    def told(self, count: int) -> str:
+        """Say how large so many pages are."""
+        return f"{mebibytes(count * self.page_bytes)}: {count} pages, {count * self.size} tokens"
+
     def _check(self, pages: int, why: str, remedy: str) -> None:
         if pages >= self.needed:
             return

@@ -79,7 +79,7 @@ def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 1000
     written = {key: raw.get(key) for key in ("rope_parameters", "rope_scaling") if raw.get(key)}
     if layer_type is not None and isinstance(nested := written.get("rope_parameters"), dict):
         written["rope_parameters"] = nested.get(layer_type)
-    ropes = [_rope(raw, key, fields, layer_type, theta) for key, fields in written.items()]
+    ropes = [_rope(raw, key, fields, layer_type, theta=theta) for key, fields in written.items()]
     if len(ropes) > 1 and ropes[0] != ropes[1]:
         raise ConfigError(
             "config.json: rope_parameters and rope_scaling differ, and transformers would take the "
@@ -126,6 +126,12 @@ def _rope_scaling(
         raise ConfigError(
             f"config.json: {key}.partial_rotary_factor is "
             f"{shown(rope.fields['partial_rotary_factor'])}; supported: 1"
+        )
+    if kind == "longrope":
+        raise ConfigError(
+            f"config.json: {key} has rope_type longrope, whose frequencies depend on the length of "
+            "the longest prompt in a batch, so an item's score would depend on the other items; "
+            f"supported: {', '.join(_ROPE_KEYS)}"
         )
     if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         raise ConfigError(

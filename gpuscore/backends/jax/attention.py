@@ -42,12 +42,13 @@ class LayerKeys(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Parameters that do not depend on the batch."""
+    """What all layers share: parameters, and the tables of the batch."""
 
     scale: float
     heads: Heads
     tiling: TileSizes
     windowed: bool  # true if any layer has a window
+    tables: Tables
 
     @property
     def front(self) -> int:
@@ -64,9 +65,7 @@ class Attend(Protocol):
     def plain(self, heads: Heads, out: Array) -> Array:
         """Return outputs of that form, [M, columns], as [M, H * D]."""
 
-    def __call__(
-        self, attention: Attention, tables: Tables, chosen: Chosen, keys: LayerKeys, q: Array
-    ) -> Array:
+    def __call__(self, attention: Attention, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
         """Attend to cached prefixes, to ancestors and to the own segment.
 
         Args:
@@ -104,9 +103,7 @@ class XlaAttend:
     def plain(self, heads: Heads, out: Array) -> Array:
         return out
 
-    def __call__(
-        self, attention: Attention, tables: Tables, chosen: Chosen, keys: LayerKeys, q: Array
-    ) -> Array:
+    def __call__(self, attention: Attention, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
         size, (tiles, count) = attention.tiling.rows, chosen
 
         def attend_tile(index: Array, q: Array) -> Array:
@@ -117,18 +114,18 @@ class XlaAttend:
             queries = by_kv_head(of_tile, attention.heads.group)
             tile = Tile(rows, bounds, tiles.blocks, queries)
             with jax.named_scope("prefix_pass"):
-                state = prefix_pass(attention, tables, tile, keys, fresh(queries))
+                state = prefix_pass(attention, tile, keys, fresh(queries))
             with jax.named_scope("own_pass"):
-                state = own_pass(attention, tables, tile, keys, state)
+                state = own_pass(attention, tile, keys, state)
             out = finished(state, attention.heads.group).astype(q.dtype)
             return put(q, out.reshape(size, -1), first)
 
         return lax.fori_loop(0, lax.div(count + size - 1, size), attend_tile, q)
 
 
-def store(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Array) -> Pool:
+def store(attention: Attention, pool: Pool, layer: Array, kv: Array) -> Pool:
     """Return the pool with the rows of kv that have a slot added, a page at a time, in place."""
-    pages, size = pool.pages, pool.pages.shape[2]
+    tables, pages, size = attention.tables, pool.pages, pool.pages.shape[2]
     assert size <= attention.front  # noqa: S101  (else a page could reach before the first row)
     in_page = jnp.arange(size)[:, None]
 
@@ -154,11 +151,9 @@ def as_type(x: Array, dtype: jnp.dtype) -> Array:
     return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
-def own_pass(
-    attention: Attention, tables: Tables, tile: Tile, keys: LayerKeys, state: Softmax
-) -> Softmax:
+def own_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) -> Softmax:
     """Attend to rows of the batch: ancestors of the row's segment, and the row's own up to it."""
-    step, rows = attention.tiling.own_keys, tile.rows
+    step, rows, tables = attention.tiling.own_keys, tile.rows, attention.tables
 
     def add(index: Array, state: Softmax) -> Softmax:
         first = one_of(tile.blocks, index) * step
@@ -167,18 +162,16 @@ def own_pass(
         if attention.windowed:
             seen &= part(tables.positions, first, step) > (rows.position - keys.window)[:, None]
         kv = attention.heads.parts(part(keys.kv, attention.front + first, step))
-        return update(attention, state, tile.queries, kv, seen)
+        return update(attention, state, tile.queries, kv, seen=seen)
 
     return lax.fori_loop(tile.bounds.own_start, tile.bounds.own_stop, add, state)
 
 
-def prefix_pass(
-    attention: Attention, tables: Tables, tile: Tile, keys: LayerKeys, state: Softmax
-) -> Softmax:
+def prefix_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) -> Softmax:
     """Attend to the cached prefixes of the rows' requests; pages are gathered block by block."""
     rows, bounds, queries = tile.rows, tile.bounds, tile.queries
     held, page_size = keys.pool.pages, keys.pool.pages.shape[2]
-    count = attention.tiling.prefix_pages
+    tables, count = attention.tables, attention.tiling.prefix_pages
     step = count * page_size
 
     def one_request(request: Array, state: Softmax) -> Softmax:
@@ -197,7 +190,7 @@ def prefix_pass(
             k, v = attention.heads.parts(as_type(found, queries.dtype).reshape(step, -1))
             # Memory that was never written may hold NaN, and 0 * NaN is NaN.
             v = jnp.where(inside[:, None, None], v, 0)
-            return update(attention, state, queries, (k, v), seen)
+            return update(attention, state, queries, (k, v), seen=seen)
 
         first = jnp.int32(0)
         if attention.windowed:

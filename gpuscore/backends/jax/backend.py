@@ -54,6 +54,9 @@ class JaxBackend:
     Args:
         plan: what to load.
 
+    Attributes:
+        programs: those compiled so far.
+
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory.
     """
@@ -70,11 +73,11 @@ class JaxBackend:
                 Path(plan.directory),
                 plan.architecture,
                 plan.dtype_name,
-                plan.device,
-                plan.precision,
+                device=plan.device,
+                precision=plan.precision,
             )
         self._sizes = plan.sizes()
-        self._programs: dict[ProgramSizes, Programs] = {}
+        self.programs: dict[ProgramSizes, Programs] = {}
         self._rows = self._padded_rows = 0  # computed so far, and with padding
         self._limits = plan.limits(self._count_pages())
         self.pool = self._make_pool()
@@ -95,7 +98,7 @@ class JaxBackend:
             self.collect(self.extend(batch))
         logger.info(
             "compiled %d programs in %.1f s: batches of %s tokens",
-            len(self._programs),
+            len(self.programs),
             time.monotonic() - start,
             ", ".join(str(tokens) for tokens in self._limits.token_buckets),
         )
@@ -144,7 +147,7 @@ class JaxBackend:
                 self._padded_rows,
                 100 * self.padding_share,
             )
-        self._programs.clear()
+        self.programs.clear()
         del self.pool, self._weights
 
     @property
@@ -198,9 +201,9 @@ class JaxBackend:
         )
 
     def _program(self, sizes: ProgramSizes) -> Programs:
-        if sizes not in self._programs:
-            self._programs[sizes] = self._compiled(sizes, self._limits.num_pages)
-        return self._programs[sizes]
+        if sizes not in self.programs:
+            self.programs[sizes] = self._compiled(sizes, self._limits.num_pages)
+        return self.programs[sizes]
 
     def _compiled(self, sizes: ProgramSizes, count: int) -> Programs:
         pool, plan = pool_shapes(self.plan, count), self.plan
@@ -209,7 +212,7 @@ class JaxBackend:
             f"{mebibytes(plan.pages.page_bytes)}",
             "lower --max-batch-tokens or --kv-cache-size",
         ):
-            model = ProgramModel(self._config, self._weights, pool, self._attends, plan.heads)
+            model = ProgramModel(self._config, self._weights, pool, self._attends, heads=plan.heads)
             return compile_programs(sizes, model, plan.device)
 
     def _make_pool(self) -> Pool:
@@ -241,15 +244,13 @@ class JaxBackend:
         if not count <= fits <= count * WORTH_IT:
             size, count = programs.bytes, fits
             programs = self._compiled(largest, count)
-        self._programs[largest] = programs
+        self.programs[largest] = programs
         kept.write(size)  # with which the next start counts as many pages
         logger.info(
-            "memory: weights %s, largest batch %s, KV cache %s: %d pages, %d tokens",
+            "memory: weights %s, largest batch %s, KV cache %s",
             mebibytes(plan.weight_bytes),
             mebibytes(programs.bytes),
-            mebibytes(count * plan.pages.page_bytes),
-            count,
-            count * plan.pages.size,
+            plan.pages.told(count),
         )
         return count
 

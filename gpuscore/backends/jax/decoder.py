@@ -5,7 +5,6 @@ docs/explanation/rounding.md lists the rounding points.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -127,22 +126,22 @@ def forward(
 
     def one_layer(index: Array, state: State) -> State:
         layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.layers)
-        state = with_queries_and_keys(layer, state, batch, rotary, cfg)
+        state = with_queries_and_keys(layer, state, batch, rotary, cfg=cfg)
         pool = batch.store(state.pool, index, state.kv)
         keys = LayerKeys(pool, index, one_of(windows, index), state.kv)
         q = batch.attend(batch.every, keys, state.q)
-        x = with_outputs(layer, state.x, partial(batch.outputs, q), batch, batch.every, cfg)
+        x = with_outputs(layer, state.x, q, batch, rows=batch.every, cfg=cfg)
         return state._replace(x=x, q=q, pool=pool)
 
     state = State(x, *batch.buffers(weights.embed.dtype), pool)
     state = lax.fori_loop(0, last, one_layer, state)
     with jax.named_scope("last_layer"):
         layer, index = jax.tree.map(lambda w: w[last], weights.layers), jnp.int32(last)
-        kv = with_keys(layer, state, batch, rotary, cfg)
+        kv = with_keys(layer, state, batch, rotary, cfg=cfg)
         pool = batch.store(state.pool, index, kv)
         x, q = scored_queries(layer, state, batch, cfg)
         q = batch.attend(batch.scored, LayerKeys(pool, index, windows[last], kv), q)
-        x = with_outputs(layer, x, partial(batch.outputs, q), batch, batch.scored, cfg, weights)
+        x = with_outputs(layer, x, q, batch, rows=batch.scored, cfg=cfg, weights=weights)
         return x.astype(weights.embed.dtype), pool
 
 
@@ -166,7 +165,7 @@ def with_queries_and_keys(
 
     def of_tile(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
         normed = input_norm(layer, part(state.x, start, size), cfg)
-        q, k, v = projected(layer, normed, sliced(rotary, start, size), cfg, batch.lanes)
+        q, k, v = projected(layer, normed, sliced(rotary, start, size), cfg, lanes=batch.lanes)
         q_buffer = batch.put_queries(buffers[0], q, start)
         return q_buffer, batch.put_keys(buffers[1], k, v, start)
 
@@ -181,7 +180,7 @@ def with_keys(
 
     def of_tile(start: Array, size: int, buffer: Array) -> Array:
         normed = input_norm(layer, part(state.x, start, size), cfg)
-        k, v = keys_values(layer, normed, sliced(rotary, start, size), cfg, batch.lanes)
+        k, v = keys_values(layer, normed, sliced(rotary, start, size), cfg, lanes=batch.lanes)
         return batch.put_keys(buffer, k, v, start)
 
     return by_tiles(batch.tiling, batch.every[1], of_tile, state.kv)
@@ -197,7 +196,7 @@ def scored_queries(
     def of_tile(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
         rows = chosen(state.x, part(tiles.rows.place, start, size))
         normed, turned = input_norm(layer, rows, cfg), sliced(rotary, start, size)
-        q = queries(layer, normed, turned, cfg, batch.lanes)
+        q = queries(layer, normed, turned, cfg, lanes=batch.lanes)
         return put(buffers[0], rows, start), batch.put_queries(buffers[1], q, start)
 
     return by_tiles(batch.tiling, count, of_tile, (jnp.zeros_like(state.x), state.q))
@@ -211,7 +210,7 @@ def final_norm(weights: Weights, x: Array, cfg: DecoderConfig) -> Array:
 def with_outputs(
     layer: Layer,
     x: Array,
-    out: Callable[[Array, int], Array],
+    q: Array,
     batch: Batch,
     rows: Chosen,
     cfg: DecoderConfig,
@@ -219,11 +218,11 @@ def with_outputs(
 ) -> Array:
     """Return x after attention and MLP of its rows; with all weights, also normed.
 
-    `out` reads outputs of attention.
+    `q` is the buffer with outputs of attention.
     """
 
     def of_tile(start: Array, size: int, x: Array) -> Array:
-        attended = out(start, size)
+        attended = batch.outputs(q, start, size)
         done = after_attention(layer, part(x, start, size), attended, cfg)
         if weights is not None:
             done = final_norm(weights, done, cfg)
@@ -243,7 +242,7 @@ def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig, lan
         size = cfg.num_heads * cfg.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[:size]
         q = linear(normed, rows_of(layer.qkv, 0, size), bias)
-        return norm_and_rotate_heads(q, layer.q_norm, rotary, cfg, lanes)
+        return norm_and_rotate_heads(q, layer.q_norm, rotary, cfg, lanes=lanes)
 
 
 def projected(
@@ -254,8 +253,9 @@ def projected(
         size, of_keys = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
         both = linear(normed, layer.qkv, layer.qkv_bias)
         q, k, v = jnp.split(both, (size, size + of_keys), axis=1)
-        q = norm_and_rotate_heads(q, layer.q_norm, rotary, cfg, lanes)
-        return q, norm_and_rotate_heads(k, layer.k_norm, rotary, cfg, lanes), by_head(v, cfg)
+        q = norm_and_rotate_heads(q, layer.q_norm, rotary, cfg, lanes=lanes)
+        k = norm_and_rotate_heads(k, layer.k_norm, rotary, cfg, lanes=lanes)
+        return q, k, by_head(v, cfg)
 
 
 def keys_values(
@@ -266,7 +266,8 @@ def keys_values(
         size = cfg.num_heads * cfg.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[size:]
         k, v = jnp.split(linear(normed, rows_of(layer.qkv, size), bias), 2, axis=1)
-        return norm_and_rotate_heads(k, layer.k_norm, rotary, cfg, lanes), by_head(v, cfg)
+        k = norm_and_rotate_heads(k, layer.k_norm, rotary, cfg, lanes=lanes)
+        return k, by_head(v, cfg)
 
 
 def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> Array:

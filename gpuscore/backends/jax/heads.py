@@ -61,7 +61,7 @@ class Heads:
         rows = len(q)
         if self.together == 1:
             return self._padded(q).reshape(rows, -1)
-        split = q.reshape(rows, self.kv, self.group, 1, self.dim)
+        split = q.reshape((rows, self.kv, self.group, 1, self.dim))
         placed = jnp.where(self._places(), split, 0)  # [M, Hkv, G, together, D]
         return placed.reshape(rows, -1)
 
@@ -70,7 +70,7 @@ class Heads:
         rows = len(out)
         if self.together == 1:
             return out.reshape(rows, self.query, self.span)[..., : self.dim].reshape(rows, -1)
-        split = out.reshape(rows, self.kv, self.group, self.together, self.dim)
+        split = out.reshape((rows, self.kv, self.group, self.together, self.dim))
         return jnp.where(self._places(), split, 0).sum(axis=3, dtype=out.dtype).reshape(rows, -1)
 
     def _places(self) -> Array:

@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 from gpuscore.backends.jax import tile_program
 from gpuscore.backends.jax.attention import Attention, LayerKeys
 from gpuscore.backends.jax.heads import Heads
-from gpuscore.backends.jax.layout import Chosen, Tables, TileSizes
+from gpuscore.backends.jax.layout import Chosen, TileSizes
 
 ON_CHIP = 64 * 2**20  # bytes of a chip's vector memory that a program may take, of 128 MiB
 FIELDS = 8  # numbers of each row, three of them used; a multiple of 8 can be transposed
@@ -42,10 +42,8 @@ class PallasAttend:
     def plain(self, heads: Heads, out: Array) -> Array:
         return heads.gathered(out)
 
-    def __call__(
-        self, attention: Attention, tables: Tables, chosen: Chosen, keys: LayerKeys, q: Array
-    ) -> Array:
-        (tiles, count), (pool, layer, window, kv) = chosen, keys
+    def __call__(self, attention: Attention, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
+        (tiles, count), (pool, layer, window, kv), tables = chosen, keys, attention.tables
         heads, tiling, tokens = attention.heads, attention.tiling, len(q)
         rows, block, tile_count = tiling.rows, tiling.own_keys, tokens // tiling.rows
         page_size = pool.pages.shape[2]

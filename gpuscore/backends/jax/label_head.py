@@ -36,7 +36,7 @@ def vocab_statistics(
         these = part(hidden, tile * rows, rows)
 
         def add(index: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-            most, total, ids_so_far, logits_so_far = state
+            most, total, *so_far = state
             # The last tile starts earlier so that it is full; tokens of the tile before are masked.
             first = jnp.minimum(index * step, vocab - step)
             ids = first + jnp.arange(step)
@@ -60,7 +60,7 @@ def vocab_statistics(
                 together = jnp.concatenate((ids_so_far, ids[places]), 1)
                 return jnp.take_along_axis(together, chosen_places, 1), values
 
-            tops = lax.cond(wanted == MANY, with_many, with_one, ids_so_far, logits_so_far)
+            tops = lax.cond(wanted == MANY, with_many, with_one, *so_far)
             return new, total, *tops
 
         empty = jnp.zeros((rows, MAX_TOP), jnp.int32), jnp.full((rows, MAX_TOP), -jnp.inf)

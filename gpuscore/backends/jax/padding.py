@@ -41,9 +41,9 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int)
         (tables.run_rows, tables.run_slots, tables.run_lens), runs, strict=True
     ):
         fill(table, values)
-    _fill_prefixes(tables, batch, requests, sizes.tiling, page_size)
+    _fill_prefixes(tables, batch, requests, sizes.tiling, page_size=page_size)
     for tiles, chosen in ((tables.every, rows.place), (tables.scored, batch.score_rows)):
-        _fill_tiles(tiles, batch, segment_of, rows, chosen, sizes)
+        _fill_tiles(tiles, batch, segment_of, rows, chosen=chosen, sizes=sizes)
     label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
     fill(tables.label_rows, label_rows[:room])
     fill(tables.label_ids, batch.label_token_ids[:room])

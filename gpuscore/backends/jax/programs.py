@@ -18,7 +18,6 @@ from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_sta
 from gpuscore.backends.jax.layout import (
     Chosen,
     ProgramSizes,
-    Tables,
     TileSizes,
     buffer_length,
     divided,
@@ -61,15 +60,14 @@ class PaddedBatch:
 
     attention: Attention
     attends: Attend
-    tables: Tables
 
     @property
     def every(self) -> Chosen:
-        return self.tables.every, self.tables.numbers.rows[0]
+        return self.attention.tables.every, self.attention.tables.numbers.rows[0]
 
     @property
     def scored(self) -> Chosen:
-        return self.tables.scored, self.tables.numbers.scored[0]
+        return self.attention.tables.scored, self.attention.tables.numbers.scored[0]
 
     @property
     def tiling(self) -> TileSizes:
@@ -80,7 +78,7 @@ class PaddedBatch:
         return self.attention.heads.lanes
 
     def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
-        heads, rows = self.attention.heads, len(self.tables.token_ids)
+        heads, rows = self.attention.heads, len(self.attention.tables.token_ids)
         q = jnp.zeros((1, heads.query, heads.dim), dtype)
         columns = jax.eval_shape(partial(self.attends.form, heads), q).shape[1]
         # Blocks of keys reach over the last row, where anything finite may stand.
@@ -98,11 +96,11 @@ class PaddedBatch:
         return put(buffer, kv.astype(buffer.dtype), self.attention.front + start)
 
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
-        return store(self.attention, self.tables, pool, layer, kv)
+        return store(self.attention, pool, layer, kv)
 
     def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
         with jax.named_scope("attend"):
-            return self.attends(self.attention, self.tables, chosen, keys, q)
+            return self.attends(self.attention, chosen, keys, q)
 
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
         return self.attends.plain(self.attention.heads, part(buffer, start, rows))
@@ -124,12 +122,15 @@ def run(
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
     cfg, tables = model.config, divided(buffer, sizes)
-    attention = Attention(cfg.attention_scale, model.heads, sizes.tiling, any(cfg.windows))
-    numbers, batch = tables.numbers, PaddedBatch(attention, model.attends, tables)
-    hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, batch, pool)
+    attention = Attention(
+        cfg.attention_scale, model.heads, sizes.tiling, any(cfg.windows), tables=tables
+    )
+    numbers, batch = tables.numbers, PaddedBatch(attention, model.attends)
+    tokens = tables.token_ids, tables.positions
+    hidden, pool = forward(*tokens, weights, cfg, batch=batch, pool=pool)
     rows = sizes.tiling.product_rows[-1]
     tiles = lax.div(numbers.scored[0] + rows - 1, rows)
-    statistics = vocab_statistics(hidden, weights.lm_head, tiles, numbers.wanted[0], rows)
+    statistics = vocab_statistics(hidden, weights.lm_head, tiles, numbers.wanted[0], rows=rows)
     labels = (tables.label_rows, tables.label_ids, numbers.labels[0])
     return pool, ScoredRows(hidden, label_logits(hidden, weights.lm_head, *labels), *statistics)
 
@@ -142,7 +143,7 @@ def more_labels(hidden: Array, lm_head: Array, buffer: Array) -> Array:
         buffer: int32 [1 + 2 * L]: their number, their rows, their ids.
     """
     rows, ids = jnp.split(buffer[1:], 2)
-    return label_logits(hidden, lm_head, rows, ids, buffer[0])
+    return label_logits(hidden, lm_head, rows, ids, count=buffer[0])
 
 
 class TracedPrograms(NamedTuple):
@@ -159,7 +160,8 @@ def compile_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Devic
     extend, labels = (
         program.lower().compile(XLA_OPTIONS) for program in (traced.extend, traced.labels)
     )
-    return Programs(sizes, extend, labels, traced.max_labels, _bytes(extend) + _bytes(labels))
+    together = _bytes(extend) + _bytes(labels)
+    return Programs(sizes, extend, labels, traced.max_labels, bytes=together)
 
 
 def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> TracedPrograms:

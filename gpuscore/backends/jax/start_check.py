@@ -83,7 +83,7 @@ def reference_scores(
         layers=weights.layers._replace(**wide),
         final_norm=weights.final_norm.astype(dtype),
     )
-    hidden = jax.jit(partial(_hidden, config))(
+    hidden = jax.jit(partial(reference_hidden, config))(
         rows, jnp.asarray(batch.positions), jnp.asarray(visible_rows(batch))
     ).astype(jnp.float32)
     tiles = range(0, len(weights.lm_head), VOCAB_TILE)
@@ -95,7 +95,9 @@ def reference_scores(
     return RowScores(labels, lse, np.zeros(best.shape, np.int32), best)
 
 
-def _hidden(config: DecoderConfig, weights: Weights, positions: Array, seen: Array) -> Array:
-    batch = MaskedBatch(config, seen, positions)
-    nothing = Pool(jnp.zeros(0))
-    return forward(jnp.arange(len(positions)), positions, weights, config, batch, nothing)[0]
+def reference_hidden(
+    config: DecoderConfig, weights: Weights, positions: Array, seen: Array
+) -> Array:
+    """Return the hidden states of all tokens, which attend to those that they have `seen`."""
+    batch, rows = MaskedBatch(config, seen, positions), jnp.arange(len(positions))
+    return forward(rows, positions, weights, config, batch=batch, pool=Pool(jnp.zeros(0)))[0]

@@ -240,7 +240,8 @@ class TileProgram:
 
 
 def kernel(heads: Heads, scale: float, windowed: bool, front: int, *refs: Any) -> None:
-    TileProgram(heads, scale, windowed, front, Refs(*refs), pl.program_id(0)).run()
+    number = pl.program_id(0)
+    TileProgram(heads, scale, windowed, front, refs=Refs(*refs), tile=number).run()
 
 
 def _placed(heads: Heads) -> Iterator[tuple[int, int, int]]:

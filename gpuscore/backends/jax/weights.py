@@ -57,7 +57,7 @@ def load_weights(
     """
     with CheckpointFiles(directory, architecture, "np") as files:
         form = np.dtype(jnp.dtype(dtype))
-        return _Reader(files, architecture, form, device, precision).read()
+        return _Reader(files, architecture, form, device, precision=precision).read()
 
 
 def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precision) -> Weights:

@@ -201,7 +201,7 @@ class TorchBackend:
     ) -> Launcher:
         plan = self.plan
         decoder = self._decoder(config, weights)
-        pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
+        pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, device=plan.device)
         attention = self._attention(config, pool)
         states = StatePool(config, num_states, plan.dtype, plan.device)
         linear = LinearAttention(config, states, self._compiler, self._own)
@@ -244,7 +244,7 @@ class TorchBackend:
         def plainly(dtype: torch.dtype, head: Head) -> Run:
             if group is not None and whole.classes is None:
                 head = ShardedVocabulary(group, whole.vocab_size, head)
-            return run_on(reference(config, weights, head, self._lookup, dtype))
+            return run_on(reference(config, weights, head, self._lookup, dtype=dtype))
 
         exact = plainly(torch.float32, WideHead(whole.final_softcap))
         eight_bits = plan.precision == "int8"
@@ -277,7 +277,7 @@ class TorchBackend:
             # The graph comes first, because torch empties its cache before a capture: the memory
             # that batches took before would not count together with the graph's.
             self._run(self.launcher.capture_largest).result()
-            self._run_all(batches)
+            self.run_all(batches)
 
         parts: Sequence[Iterable[PackedBatch]] = [self._largest()]
         if self.device.type == "cpu":
@@ -295,14 +295,12 @@ class TorchBackend:
         if pages.num_states:
             of_states = mebibytes(pages.state_bytes)
             logger.info("memory: %d states of linear layers %s", pages.num_states, of_states)
+        how = "estimated" if measured.estimated else "measured"
         logger.info(
-            "memory: weights %s, largest batch %s (%s), KV cache %s: %d pages, %d tokens",
+            "memory: weights %s, largest batch %s, KV cache %s",
             mebibytes(plan.weight_bytes),
-            mebibytes(measured.batch),
-            "estimated" if measured.estimated else "measured",
-            mebibytes(num_pages * pages.page_bytes),
-            num_pages,
-            num_pages * pages.size,
+            f"{mebibytes(measured.batch)} ({how})",
+            pages.told(num_pages),
         )
         return num_pages
 
@@ -327,8 +325,9 @@ class TorchBackend:
 
     def _set_up(self) -> None:
         rows = (1, TILE_ROWS + 1) if self.plan.kernels else (1,)  # fewer and more than a tile
-        self._run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
+        self.run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
 
-    def _run_all(self, batches: Iterable[PackedBatch]) -> None:
+    def run_all(self, batches: Iterable[PackedBatch]) -> None:
+        """Compute batches one after the other, for their memory or their set-up alone."""
         for batch in batches:
             self.collect(self.extend(batch))

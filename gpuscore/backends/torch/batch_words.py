@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.delta_net.layout import StatePlaces, StateSizes, StateTables
 from gpuscore.backends.torch.launcher import label_rows, wanted_rows
+from gpuscore.backends.torch.queues import Replay
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.extend_attention import aligned, word_slices
 
@@ -47,12 +48,14 @@ class Places:
         )
 
 
-class LabelWords(NamedTuple):
-    """Places of the label head's inputs in the buffer of words."""
+class PlannedBatch(NamedTuple):
+    """A batch with its tables, the places of its parts, and its graph if there is one."""
 
-    rows: slice  # scored row of each label
-    ids: slice  # label ids
-    wanted: slice  # scored rows whose statistics are wanted
+    batch: PackedBatch
+    tables: list[Any]
+    states: StateTables | None
+    places: Places
+    replay: Replay | None = None
 
 
 def num_words(batch: PackedBatch, lists: int, places: Places) -> int:
@@ -62,18 +65,13 @@ def num_words(batch: PackedBatch, lists: int, places: Places) -> int:
     return places.end + lists + aligned(1) + asked
 
 
-def write(
-    batch: PackedBatch,
-    tables: list[Any],
-    states: StateTables | None,
-    places: Places,
-    words: Int32Array,
-) -> int:
+def write(planned: PlannedBatch, words: Int32Array) -> int:
     """Write the batch to its places, padded with token 0 that has no slot and no tile.
 
     Returns:
         The first free word after it.
     """
+    batch, tables, states, places, _ = planned
     for part, values, filling in (
         (places.tokens, batch.token_ids, 0),
         (places.positions, batch.positions, 0),
@@ -93,10 +91,11 @@ def write(
     return tail
 
 
-def write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[LabelWords, int]:
-    """Write the label head's inputs from word `start` on; return their places and their end."""
+def write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[list[slice], int]:
+    """Write the label head's inputs from word `start` on: the scored row of each label, label ids,
+    and scored rows whose statistics are wanted. Return their places and their end."""
     asked = (label_rows(batch), batch.label_token_ids, wanted_rows(batch))
     parts = word_slices([len(values) for values in asked], aligned(start))
     for part, values in zip(parts, asked, strict=True):
         words[part] = values
-    return LabelWords(*parts), parts[-1].stop
+    return parts, parts[-1].stop

@@ -158,11 +158,11 @@ class Decoder:
         if last.delta is not None:
             assert delta is not None  # noqa: S101  (an MLP has computed it)
             return self.final_norm(*(rows.index_select(0, score_rows) for rows in (x, delta)))
-        cos, sin = rotary[self.ropes[-1]]
+        angles = rotary[self.ropes[-1]]
         keys = partial(self._keys, last, self._pages(context.kept, whole))
-        x, normed, k, v = self._by_rows(keys, x, cos, sin, delta)
+        x, normed, k, v = self._by_rows(keys, x, delta, *angles)
         self._store(context.kept, whole, k, v)
-        x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, cos, sin))
+        x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, *angles))
         q, *gate = self._by_rows(partial(self._queries, last), *chosen)
         attended = context.attend(whole, q, k, v).flatten(1)
         after = partial(self._after, last, context.filled[1])
@@ -172,7 +172,7 @@ class Decoder:
         self, index: int, stream: Stream, rotary: Rotary, context: ForwardContext
     ) -> Stream:
         """Return the stream after a layer, for all rows."""
-        layer, (cos, sin) = self.weights.layers[index], rotary[self.ropes[index]]
+        layer, angles = self.weights.layers[index], rotary[self.ropes[index]]
         x, delta = stream
         del stream  # so that the memory of x is free when the first norm has read it
         after = partial(self._after, layer, context.filled[0])
@@ -183,7 +183,7 @@ class Decoder:
             x, delta = self._by_rows(after, x, mixed)
             return x, delta
         before = partial(self._before, layer, self._pages(context.kept, index))
-        x, q, k, v, *gate = self._by_rows(before, x, cos, sin, delta)
+        x, q, k, v, *gate = self._by_rows(before, x, delta, *angles)
         self._store(context.kept, index, k, v)
         attended = context.attend(index, q, k, v).flatten(1)
         x, delta = self._by_rows(after, x, attended, *gate)
@@ -208,9 +208,8 @@ class Decoder:
         layer: LayerWeights,
         pages: Pages | None,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
         delta: Tensor | None,
+        *angles: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return x + delta, and q [T, H, D], k and v [T, Hkv, D] of all rows; q and k rotated.
 
@@ -218,30 +217,27 @@ class Decoder:
         """
         x, normed = self._residual(x, delta, layer.input_norm)
         heads = self._heads(layer, self.config.num_heads, self.config.num_kv_heads)
-        return x, *self._turned(self._product(layer.qkv, normed), cos, sin, heads, pages)
+        return x, *self._turned(self._product(layer.qkv, normed), angles, heads, pages)
 
     def _keys(
         self,
         layer: LayerWeights,
         pages: Pages | None,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
         delta: Tensor | None,
+        *angles: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x + delta, its norm, and k and v of all rows."""
         x, normed = self._residual(x, delta, layer.input_norm)
         product = self._product(_parts(layer.qkv)[1], normed)
         heads = self._heads(layer, 0, self.config.num_kv_heads)
-        _, k, v = self._turned(product, cos, sin, heads, pages)
+        _, k, v = self._turned(product, angles, heads, pages)
         return x, normed, k, v
 
-    def _queries(
-        self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, ...]:
+    def _queries(self, layer: LayerWeights, normed: Tensor, *angles: Tensor) -> tuple[Tensor, ...]:
         product = self._product(_parts(layer.qkv)[0], normed)
         heads = self._heads(layer, self.config.num_heads, 0)
-        q, _, _, *gate = self._turned(product, cos, sin, heads)
+        q, _, _, *gate = self._turned(product, angles, heads)
         return q, *gate
 
     def _projected(
@@ -255,7 +251,11 @@ class Decoder:
         return QkvHeads(queries, keys, layer.q_norm, layer.k_norm, *self._of_norms)
 
     def _turned(
-        self, product: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads, pages: Pages | None = None
+        self,
+        product: Tensor,
+        angles: tuple[Tensor, ...],
+        heads: QkvHeads,
+        pages: Pages | None = None,
     ) -> tuple[Tensor, ...]:
         """Split a product into q [T, H, D], k and v [T, Hkv, D]; q and k are normed and rotated.
 
@@ -264,8 +264,9 @@ class Decoder:
         gate: tuple[Tensor, ...] = ()
         if heads.queries and self._gate_size:
             gate, product = (product[:, : self._gate_size],), product[:, self._gate_size :]
+        cos, sin = angles
         if self._own == "triton":
-            sides = qk_norm_rope_store(product, cos, sin, heads, pages)
+            sides = qk_norm_rope_store(product, cos, sin, heads, pages=pages)
         else:
             sides = self._norm_and_rotate(product, cos, sin, heads)
         return *sides, *gate

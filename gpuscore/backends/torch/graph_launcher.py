@@ -13,7 +13,7 @@ While the device runs one batch, the next is planned and queued (`queues`). Only
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from gpuscore.backends.torch.attention.tiled import TritonAttention
 from gpuscore.backends.torch.batch_words import (
-    LabelWords,
     Places,
+    PlannedBatch,
     num_words,
     write,
     write_head,
@@ -30,7 +30,7 @@ from gpuscore.backends.torch.batch_words import (
 from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket
 from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
-from gpuscore.backends.torch.delta_net.layout import StateSizes, StateTables
+from gpuscore.backends.torch.delta_net.layout import StateSizes
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.launcher import Finish, Launcher, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
@@ -47,16 +47,6 @@ if TYPE_CHECKING:  # it needs Triton
 TableAttention: TypeAlias = "TritonAttention | HopperAttention"
 GRAPH_WORDS = 2**20  # the most words of a batch that runs as a graph
 IN_FLIGHT = 2  # batches: one runs, the next is queued
-
-
-class PlannedBatch(NamedTuple):
-    """A batch with its tables, the places of its parts, and its graph if there is one."""
-
-    batch: PackedBatch
-    tables: list[Any]
-    states: StateTables | None
-    places: Places
-    replay: Replay | None
 
 
 @dataclass(slots=True)
@@ -160,8 +150,8 @@ class GraphLauncher(Launcher):
             raise
 
     def _launch(self, planned: PlannedBatch, buffers: Buffers) -> Finish:
-        batch, tables, states, places, replay = planned
-        end = write(batch, tables, states, places, buffers.words)
+        batch, _, _, places, replay = planned
+        end = write(planned, buffers.words)
         head, end = write_head(batch, buffers.words, end)
         words = self._words[:end] if end <= GRAPH_WORDS else self._device_words(end)
         self.queue.upload(buffers.host[:end], words)
@@ -172,7 +162,7 @@ class GraphLauncher(Launcher):
         else:
             hidden = self._forward(places, words)
             self.launched += 1
-        return self._answer(batch, head, hidden, words, buffers)
+        return self._answer(batch, hidden, [words[part] for part in head], buffers)
 
     def _num_words(self, batch: PackedBatch, tables: list[Any], places: Places) -> int:
         return num_words(batch, self.attention.list_words(tables), places)
@@ -242,7 +232,7 @@ class GraphLauncher(Launcher):
         )
         tables, states = self.attention.tables(batch), self.linear.tables(batch)
         words = np.empty(self._num_words(batch, tables, places), np.int32)
-        end = write(batch, tables, states, places, words)
+        end = write(PlannedBatch(batch, tables, states, places), words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
@@ -256,7 +246,7 @@ class GraphLauncher(Launcher):
             words[places.scored],
             ForwardContext(
                 attention.run,
-                KeptRows(self.pool, nothing, nothing, words[places.slots], attention.read),
+                KeptRows(self.pool, nothing, nothing, words[places.slots], read=attention.read),
                 (words[places.num_tokens], words[places.num_scored]),
                 self.linear.planned(None if states is None else states.on_device(words)),
             ),
@@ -265,13 +255,12 @@ class GraphLauncher(Launcher):
     def _answer(
         self,
         batch: PackedBatch,
-        head: LabelWords,
         hidden: Tensor,
-        words: Tensor,
+        asked: list[Tensor],
         buffers: Buffers,
     ) -> Finish:
         weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
-        rows, ids, wanted = (words[part] for part in (head.rows, head.ids, head.wanted))
+        rows, ids, wanted = asked
         parts = [label_logits(hidden, weight, rows, ids, softcap=cap, impl="triton")]
         if wanted.shape[0]:  # a tensor's `len` is a function in Python
             lse, top, top_logits = vocab_statistics(

@@ -6,7 +6,7 @@ does not depend on other rows in a batch. oneDNN multiplies the integers.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from gpuscore_kernels.quantized import quantize_rows
 # oneDNN's fast products on CPUs without AMX take unsigned rows. With this zero point, an unsigned
 # number means the same as the signed one less it.
 ZERO_POINT = 128
+ALONE: tuple[Any, ...] = ("none", [], "")  # nothing follows a product of oneDNN
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _dense(linear: DenseLinear, x: Tensor) -> Tensor:
     if weight.is_mkldnn:
         if x.dtype == weight.dtype:
             reordered = torch.ops.mkldnn._linear_pointwise
-            product: Tensor = reordered(x, weight, bias, "none", [], "")
+            product: Tensor = reordered(x, weight, bias, *ALONE)
             return product
         weight = weight.to_dense()  # the reference of the check at start has rows in float32
     bias = None if bias is None else bias.to(x.dtype)
@@ -213,9 +214,7 @@ def _onednn(q: Tensor, linear: PackedLinear) -> Tensor:
         1.0,  # scale and zero point of a quantised result
         0,
         torch.float32,
-        "none",  # what follows the product
-        [],
-        "",
+        *ALONE,
     )
     return product
 

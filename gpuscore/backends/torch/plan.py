@@ -139,7 +139,9 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
     pages = plan_pages(part, config, max_len=max_len, dtype=name, device=device.type, again=again)
     free = memory_of(device, shard.ranks).free()
     check_weights(pages, free, weight_bytes)
-    attention = choose_attention(config.attention, part, device, dtype, config.deterministic)
+    attention = choose_attention(
+        config.attention, part, device, dtype, deterministic=config.deterministic
+    )
     return TorchPlan(
         directory=str(directory),
         architecture=architecture,

@@ -91,7 +91,8 @@ def reference(
     layers = tuple(_with_norms(layer, dtype) for layer in weights.layers)
     wide = replace(weights, layers=layers, final_norm=weights.final_norm.to(dtype))
     device = weights.embed.device
-    pool, states = KVPool(config, 0, 1, dtype, device), StatePool(config, 1, dtype, device)
+    pool = KVPool(config, 0, 1, dtype, device=device)
+    states = StatePool(config, 1, dtype, device)
     decoder = Decoder(config, wide, lookup=lookup)
     attention, linear = MaskedAttention(config, device), LinearAttention(config, states)
     by_rows = in_tiles(HEAD_ROWS)

@@ -1,27 +1,98 @@
-"""The composition of `gpuscore batch`: a job, and the engine that scores it."""
+"""`gpuscore batch`: a job from start to end, or from where an earlier run of it was ended.
+
+    read -> score -> write -> publish
+
+The input's rows are divided into parts, in their order. While a part is scored its results are kept
+in the work folder, from where the next run takes them; in the end they become the output.
+"""
 
 import argparse
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from datetime import timedelta
 from typing import Any
 
 from gpuscore import __version__
-from gpuscore.commands.bulk.job import Progress, run_job
+from gpuscore.commands.bulk.inputs import find_input
 from gpuscore.commands.bulk.options import BatchOptions, read_options
+from gpuscore.commands.bulk.scoring import RequestTask, Scoring, TableTask
+from gpuscore.commands.bulk.work import JOB, locked, publish, refuse_existing, write_output
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.options import options as known_options
 from gpuscore.config.served import ServedConfig
 from gpuscore.config.sources import Settings
-from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.served import ServedModel
 from gpuscore.errors import ConfigError
-from gpuscore.models.hub import MODEL_FILES, model_directory, model_name
+from gpuscore.models.hub import MODEL_FILES, model_name
 from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.serving import load_model, read_files
 
 EXIT_OK, EXIT_FAILED, EXIT_SIGNAL = 0, 1, 128  # plus the signal's number
+TOLD_EVERY = 30.0  # seconds of scoring
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Progress:
+    """The progress of one run, told in lines on standard error.
+
+    Attributes:
+        rows: of the input; 0 until they are counted.
+        done: rows that have a result, of this run or an earlier one.
+        scored: rows that this run has scored or found bad.
+        loading, scoring: seconds that this run took to load the model, and to score.
+        bad, failed: rows that are bad, and requests answered with an error; known in the end.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.done = self.scored = self.bad = self.failed = 0
+        self.loading = self.scoring = 0.0
+        self._began = self._told = time.monotonic()
+
+    def begin(self, rows: int, done: int) -> None:
+        """Note what there is to do, and begin to load the model."""
+        self.rows, self.done = rows, done
+        if done:
+            self.say(f"resuming at {done} of {rows} rows")
+        self._began = time.monotonic()
+
+    def loaded(self) -> None:
+        now = time.monotonic()
+        self.loading, self._began, self._told = now - self._began, now, now
+
+    def add(self, rows: int) -> None:
+        """Count rows that have a result now; tell of them once in a while."""
+        self.done, self.scored = self.done + rows, self.scored + rows
+        now = time.monotonic()
+        self.scoring = now - self._began
+        if now - self._told >= TOLD_EVERY:
+            self._told = now
+            rate = self.scored / self.scoring
+            left = timedelta(seconds=round((self.rows - self.done) / rate))
+            self.say(f"{self.done} of {self.rows} rows, {rate:.1f} rows/s, {left} left")
+
+    def say(self, line: str) -> None:
+        print(f"gpuscore: {line}", file=sys.stderr, flush=True)
+
+    def report(self, options: BatchOptions) -> int:
+        """Name the written files, and say how fast this run has scored how many rows; return the
+        exit code."""
+        bad, rows = self.bad + self.failed, self.rows
+        print(f"rows in {options.output}: {rows - self.bad}")
+        if self.failed:
+            print(f"answers with an error: {self.failed}")
+        if self.bad:
+            print(f"bad rows in {options.bad_rows}: {self.bad}")
+        if self.scored:
+            print(f"model loaded in {self.loading:.1f} s")
+            rate = self.scored / self.scoring
+            print(f"rows scored in {self.scoring:.1f} s: {self.scored}, {rate:.1f} rows/s")
+        if bad <= options.max_bad * rows and not 0 < bad == rows:
+            return EXIT_OK
+        self.say(f"{bad} of {rows} rows are bad; --max-bad is {options.max_bad:g}")
+        return EXIT_FAILED
 
 
 class Stopped(BaseException):
@@ -46,14 +117,13 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
         if error.filename is None:  # such as a full disk, which `__main__` reports
             raise
         raise ConfigError(f"{error.filename}: {error.strerror}") from error
-    return _report(options, progress)
+    return progress.report(options)
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """Raise Stopped at the first signal that ends the process; one that is ignored stays so."""
-    handlers = {number: signal.getsignal(number) for number in STOPS}
-    before = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
+    before = {n: signal.getsignal(n) for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -73,50 +143,65 @@ def _stoppable() -> Iterator[None]:
 
 def _run(settings: Settings, options: BatchOptions, progress: Progress) -> None:
     """Run a job with engines on this machine."""
-    model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
-    engine, family = settings.make(EngineConfig), settings.make(ServerConfig).family
-    names = tuple(dict.fromkeys((model_name(model.model), model.model)))
-    directory = model_directory(model.model, model.revision, model.adapter)
+    model, engine = settings.make(ModelConfig), settings.make(EngineConfig)
+    limits, family = settings.make(RequestLimits), settings.make(ServerConfig).family
+    chosen = ServedConfig(model_name(model.model), model, (model.model,)).located()
     same = {
         item.flag: settings.chosen[item.name].value
         for item in known_options(ModelConfig, RequestLimits)
     }
-    files = sorted(path for path in directory.iterdir() if path.suffix in MODEL_FILES)
-    states = ((path.name, path.stat()) for path in files)
-    about = ", ".join(f"{name} ({stat.st_size} bytes, {stat.st_mtime_ns})" for name, stat in states)
-    same |= {"gpuscore": __version__, "--family": family, "the model's files": about}
+    files = sorted(path for path in chosen.directory.iterdir() if path.suffix in MODEL_FILES)
+    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    same |= {"gpuscore": __version__, "--family": family, "the model's files": str(states)}
 
     @contextmanager
-    def loading() -> Iterator[LoadedModel]:
+    def loading() -> Iterator[ServedModel]:
         # A run that goes on might measure something else.
-        served = ServedConfig(names[0], model, directory=directory)
-        (started,) = start_models([served], engine)
+        (started,) = start_models([chosen], engine)
         with closing(started) as replicas:
-            files = read_files(directory, family, names[::-1])
-            yield load_model(files, limits, replicas)
+            files = read_files(chosen.directory, family, chosen.sources)
+            served = ServedModel(chosen.name, chosen.others)
+            served.loaded = load_model(files, limits, replicas)
+            yield served
 
-    run_job(options, same | options.identity(), names, loading, progress)
-
-
-def _report(options: BatchOptions, progress: Progress) -> int:
-    """Name the written files, and say how fast this run has scored how many rows; return the exit
-    code."""
-    bad, rows = progress.bad + progress.failed, progress.rows
-    print(f"{_counted(rows - progress.bad)} in {options.output}")
-    if progress.failed:
-        print(f"{progress.failed} of them answered with an error")
-    print(f"{_counted(progress.bad, 'bad row')}{f' in {options.bad_rows}' if progress.bad else ''}")
-    if progress.scored:
-        seconds, who = progress.scoring, "" if progress.scored == rows else " by this run"
-        print(f"model loaded in {progress.loading:.1f} s")
-        speed = f"{seconds:.1f} s, {progress.scored / seconds:.1f} rows/s"
-        print(f"{_counted(progress.scored)} scored{who} in {speed}")
-    if not bad or bad < rows and bad <= options.max_bad * rows:
-        return EXIT_OK
-    what = f"{bad} of {rows} rows are bad; --max-bad is {options.max_bad:g}"
-    print(f"gpuscore: {what}", file=sys.stderr)
-    return EXIT_FAILED
+    run_job(options, same | options.identity(), loading, progress)
 
 
-def _counted(number: int, noun: str = "row") -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def run_job(
+    options: BatchOptions,
+    settings: dict[str, Any],
+    loading: Callable[[], AbstractContextManager[ServedModel]],
+    progress: Progress,
+) -> None:
+    """Run a job to its end.
+
+    Args:
+        settings: by name, what a run that goes on must have in common with the first run.
+        loading: starts the model; not called if all rows are scored already.
+
+    Raises:
+        ConfigError: the input or an option cannot be used, or differs from the input or option of
+            the run that this run would continue; or another run is at work.
+        GpuscoreError: the labels are not valid for the model.
+        EngineFailed: the engine cannot be kept running. The work folder is kept.
+    """
+    source = find_input(options)
+    with locked(options.target) as work:
+        known, first = settings | source.digest(), work.settings()
+        if first is None:
+            for path in (options.target, options.bad_rows):
+                refuse_existing(path)
+        work.refuse_changed(first or known, known)
+        counts = [len(block.rows) for block in source.blocks()]
+        if first is None:
+            work.save(JOB, known)
+        left = sum(work.results(*part).count(None) for part in enumerate(counts))
+        progress.begin(sum(counts), sum(counts) - left)
+        if left or not counts:  # labels are checked without rows, too
+            with loading() as served:
+                progress.loaded()
+                task = RequestTask if options.requests else TableTask
+                Scoring(task(options, served), work, progress.add).run(source)
+        work.refuse_changed(known, settings | source.digest())
+        progress.bad, progress.failed = write_output(source, options, work)
+        publish(options, work, progress.bad > 0)

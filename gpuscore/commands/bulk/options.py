@@ -12,10 +12,10 @@ from gpuscore.config.flags import EPILOG, add_command, add_flags, add_some_flags
 from gpuscore.config.options import common, options
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
+from gpuscore.models.files import shown
 
 JSON_LINES, CSV, PARQUET = "JSON lines", "CSV", "Parquet"
 SUFFIXES = {".jsonl": JSON_LINES, ".ndjson": JSON_LINES, ".csv": CSV, ".parquet": PARQUET}
-SHOWN_NAMES = 20
 FREE = ("input", "output", "max_bad")  # what a run that goes on may have otherwise
 
 
@@ -25,7 +25,7 @@ class BatchOptions:
 
     input: str = common(
         "",
-        "a file (.jsonl, .csv or .parquet), or a folder of files of one format",
+        "a file: .jsonl, .csv or .parquet",
         metavar="PATH",
     )
     output: str = common(
@@ -78,19 +78,12 @@ class BatchOptions:
 
     def check_columns(self, place: str, names: Collection[str]) -> None:
         """Raise UsageError if a column that is read is missing, or the scores' name is taken."""
-        there = [name if name.isprintable() else repr(name) for name in names]
-        more = [f"and {len(there) - SHOWN_NAMES} more"] if len(there) > SHOWN_NAMES else []
         for name in self.columns:
             if name not in names:
-                listed = ", ".join([*there[:SHOWN_NAMES], *more])
-                raise UsageError(f"{place} has no column {name}; it has {listed}")
+                raise UsageError(f"{place} has no column {name}; it has {shown(list(names))}")
         if self.scores_column in names:
-            raise UsageError(f"{place} has a column {self.taken}")
-
-    @property
-    def taken(self) -> str:
-        """The end of an error about a row that has the column which is added."""
-        return f"{self.scores_column} already; --scores-column names another"
+            what = f"{place} has a column {self.scores_column} already"
+            raise UsageError(f"{what}; --scores-column names another")
 
     def identity(self) -> dict[str, Any]:
         """Return the values that a run which goes on must repeat, by flag."""
@@ -126,13 +119,14 @@ def add_batch(commands: Any, run: Callable[[argparse.Namespace, Settings], int])
     parser = add_command(
         commands,
         "batch",
-        "batch [MODEL] --input PATH --output PATH [OPTIONS]",
-        "score the rows of files: JSON lines, CSV, Parquet",
-        "Score the rows of files; files in, files out.",
-        EXAMPLES["batch"] + EPILOG,
-        run,
+        usage="batch [MODEL] --input PATH --output PATH [OPTIONS]",
+        help="score the rows of a file: JSON lines, CSV, Parquet",
+        description="Score the rows of a file; file in, file out.",
+        epilog=EXAMPLES["batch"] + EPILOG,
+        run=run,
     )
     parser.add_help_all()
     add_flags(parser, BatchOptions)
     add_some_flags(parser, "Prompts", ServerConfig, ("family",))
-    add_flags(parser, ModelConfig, RequestLimits, EngineConfig, FileConfig)
+    for group in (ModelConfig, RequestLimits, EngineConfig, FileConfig):
+        add_flags(parser, group)

@@ -23,15 +23,9 @@ def read_parquet(
     # As bytes: one text that is not UTF-8 must not spoil the others.
     kinds = pa.schema([(name, pa.large_binary()) for name in columns])
     with _reading(path), parquet.ParquetFile(path, pre_buffer=False) as file:
-        for batch in filter(len, file.iter_batches(most)):
-            texts = [_plain(batch.column(name)) for name in columns]
-            rows = pa.table(texts, columns).cast(kinds).to_pylist()
-            yield pa.table(batch), list(map(_encoded, rows))
-
-
-def _plain(column: Any) -> Any:
-    is_coded = pa.types.is_dictionary(column.type)
-    return column.cast(column.type.value_type) if is_coded else column
+        for table in map(pa.table, filter(len, file.iter_batches(most))):
+            rows = table.select(columns).cast(kinds).to_pylist()
+            yield table, list(map(_encoded, rows))
 
 
 def _encoded(row: dict[str, bytes | None]) -> bytes | str:
@@ -44,22 +38,18 @@ def _encoded(row: dict[str, bytes | None]) -> bytes | str:
     return msgspec.json.encode(texts)
 
 
-def check_schemas(paths: Sequence[Path], options: BatchOptions) -> None:
-    """Raise ConfigError if a column that is read is missing, there twice, or not text, if the
-    scores' name is taken, or if the files have other columns than the first."""
-    first: Any = None
-    for path in paths:
-        with _reading(path), parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-        options.check_columns(f"--input {path}", schema.names)
-        for name in options.columns:
-            if schema.names.count(name) > 1:
-                raise ConfigError(f"--input {path} has the column {name} twice")
-            kind = schema.field(name).type
-            if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in TEXT_TYPES:
-                raise ConfigError(f"--input {path}: column {name} is {kind}, not text")
-        if not schema.equals(first := first or schema):
-            raise ConfigError(f"--input {path} has other columns than {paths[0].name}")
+def check_schema(path: Path, options: BatchOptions) -> None:
+    """Raise ConfigError if a column that is read is missing, there twice, or not text, or if the
+    scores' name is taken."""
+    with _reading(path), parquet.ParquetFile(path) as file:
+        schema = file.schema_arrow
+    options.check_columns(f"--input {path}", schema.names)
+    for name in options.columns:
+        if schema.names.count(name) > 1:
+            raise ConfigError(f"--input {path} has the column {name} twice")
+        kind = schema.field(name).type
+        if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in TEXT_TYPES:
+            raise ConfigError(f"--input {path}: column {name} is {kind}, not text")
 
 
 def write_parquet(path: Path, source: Path, name: str, good: Iterable[Any]) -> None:

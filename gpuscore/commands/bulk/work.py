@@ -7,38 +7,29 @@ kill or a loss of power.
 
 import fcntl
 import filecmp
-import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
-from gpuscore.commands.bulk.inputs import Block, InputFiles
+from gpuscore.commands.bulk.inputs import Block, Input
 from gpuscore.commands.bulk.options import PARQUET, BatchOptions
+from gpuscore.config.options import plain
 from gpuscore.errors import ConfigError
 
-JOB, DONE = "job.state", "done.state"  # a job's settings; their name once the output is there
+JOB = "job.state"  # a job's settings; empty once the output is there
 OUTPUT, BAD_ROWS = "output.new", "bad.new"
-_FILES = re.compile(r"(job|done)\.state|job\.state\.new|[0-9]+\.part(\.new)?|(output|bad)\.new")
-_DIGEST = hashlib.sha256().digest_size
+_FILES = re.compile(r"job\.state(\.new)?|[0-9]+\.part(\.new)?|(output|bad)\.new")
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The answer to a line of a file of requests: JSON without a line end."""
-
-    line: bytes
-    failed: bool
-
-
-# A row's scores, the reason why it is bad, or its answer; None: it has no result yet.
-Result: TypeAlias = list[float] | str | Answer | None
-# Rows of a block, by their numbers, with their results.
-Kept: TypeAlias = tuple[Block, list[int], list[Any]]
-T = TypeVar("T")
+# A row's scores, the reason why it is bad, or the answer to a line of a file of requests: JSON
+# without a line end. None: it has no result yet.
+Result: TypeAlias = list[float] | str | bytes | None
+ANSWERED = b'"response":{"status_code":200,'  # in an answer without an error, and in no other
 
 
 class WorkFolder:
@@ -47,12 +38,19 @@ class WorkFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def settings(self, name: str = JOB) -> dict[str, Any] | None:
+    def settings(self) -> dict[str, Any] | None:
         """Return the settings of a job, or None; raise ConfigError if they are damaged."""
-        state = self._load(name, dict[str, Any])
-        if state is None and (self.path / name).exists():
-            raise self.damaged(f"{name} is not as it was written")
+        state: dict[str, Any] | None = self._load(JOB, dict[str, Any])
+        if state is None and (self.path / JOB).exists():
+            raise self.damaged(f"{JOB} is not as it was written")
         return state
+
+    def refuse_changed(self, first: dict[str, Any], known: dict[str, Any]) -> None:
+        """Raise ConfigError if a setting or the input is not what it was when the job began."""
+        for name, now in known.items():
+            if (was := first.get(name)) != now:
+                changed = f"{name} was {plain(was)} when this job began and is {plain(now)}"
+                raise ConfigError(f"{changed}; remove {self.path} to begin anew")
 
     def damaged(self, what: str) -> ConfigError:
         """Return the error that says which file of the folder is not as a run has left it."""
@@ -60,27 +58,18 @@ class WorkFolder:
 
     def results(self, part: int, count: int) -> list[Result]:
         """Return the results of a part of so many rows; none if its file is missing or damaged."""
-        results = self._load(f"{part}.part", list[Result])
+        results: list[Result] | None = self._load(f"{part}.part", list)
         return results if results is not None and len(results) == count else [None] * count
 
-    def _load(self, name: str, kind: type[T]) -> T | None:
-        try:
-            content = (self.path / name).read_bytes()
-        except FileNotFoundError:
-            return None
-        digest, content = content[:_DIGEST], content[_DIGEST:]
-        if hashlib.sha256(content).digest() != digest:
-            return None
-        try:
-            return msgspec.msgpack.decode(content, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None
+    def _load(self, name: str, kind: Any) -> Any:
+        with suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return msgspec.msgpack.decode((self.path / name).read_bytes(), type=kind)
+        return None
 
     def save(self, name: str, value: dict[str, Any] | list[Result]) -> None:
         """Write a file over the one that is there."""
-        content = msgspec.msgpack.encode(value)
         new = self.path / f"{name}.new"
-        new.write_bytes(hashlib.sha256(content).digest() + content)
+        new.write_bytes(msgspec.msgpack.encode(value))
         sync(new)
         new.rename(self.path / name)
         sync(self.path)
@@ -88,9 +77,8 @@ class WorkFolder:
     def clear(self) -> None:
         """Remove the job's files, the state last: without it they look like those of others."""
         if (self.path / JOB).exists():
-            (self.path / JOB).rename(self.path / DONE)
-            sync(self.path)
-        for name in sorted(os.listdir(self.path), key=lambda name: name == DONE):
+            self.save(JOB, {})
+        for name in sorted(os.listdir(self.path), key=lambda name: name == JOB):
             if _FILES.fullmatch(name):
                 (self.path / name).unlink()
 
@@ -116,47 +104,34 @@ def locked(output: Path) -> Iterator[WorkFolder]:
     except OSError as error:
         raise ConfigError(f"--output {output}: {work.path}: {error.strerror}") from error
     try:
-        if not _lock(lock, work.path):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(lock), work.path.stat())  # else just removed
+        except (BlockingIOError, FileNotFoundError):
+            held = False
+        if not held:
             raise ConfigError(f"--output {output}: another run is writing it")
         if other := _foreign(work.path):
             what = f"{work.path} holds {other}, which belongs to no job"
             raise ConfigError(f"--output {output}: {what}; move it away or choose another --output")
         try:
-            if (
-                work.settings(DONE) is not None
-            ):  # an earlier run was killed after all was done but this
+            if work.settings() == {}:  # an earlier run was killed after all but this
                 work.clear()
             yield work
         except BaseException:
-            if not any((work.path / name).exists() for name in (JOB, DONE)):
-                work.remove()  # there is no job yet
+            if not (work.path / JOB).exists():  # there is no job yet
+                work.remove()
             raise
     finally:
         os.close(lock)
 
 
-def _lock(lock: int, folder: Path) -> bool:
-    """Lock a folder; return False if another run has it, or has just removed it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(lock), folder.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-
-
 def _foreign(folder: Path) -> str | None:
     """Return the name of a file that is not a job's, if there is one; a link never is."""
     with os.scandir(folder) as listed:
-        entries = {entry.name: entry.is_file(follow_symlinks=False) for entry in listed}
-    there = JOB in entries or DONE in entries
-    return next(
-        (
-            name
-            for name, is_file in sorted(entries.items())
-            if not is_file or not (_FILES.fullmatch(name) if there else name == f"{JOB}.new")
-        ),
-        None,
-    )
+        files = {entry.name: entry.is_file(follow_symlinks=False) for entry in listed}
+    ours = {name for name in files if JOB in files and _FILES.fullmatch(name)} | {f"{JOB}.new"}
+    return min((name for name in files if name not in ours or not files[name]), default=None)
 
 
 def sync(path: Path) -> None:
@@ -168,48 +143,48 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
-def write_output(inputs: InputFiles, options: BatchOptions, work: WorkFolder) -> tuple[int, int]:
+def write_output(source: Input, options: BatchOptions, work: WorkFolder) -> tuple[int, int]:
     """Write the output and the bad rows into the work folder; return the numbers of bad rows, and
     of requests that were answered with an error."""
     bad = failed = 0
+    added = options.scores_column
 
-    def good() -> Iterator[Kept]:
+    def good() -> Iterator[tuple[Block, list[int], list[Any]]]:
+        """Yield blocks, with the places of their rows that are not bad, and their results."""
         nonlocal bad, failed
-        for number, block in enumerate(inputs.blocks()):
-            results = work.results(number, len(block.rows))
-            if None in results:
-                raise work.damaged(f"a row of {number}.part has no result")
-            keep = [index for index, result in enumerate(results) if not isinstance(result, str)]
-            for index in sorted({*range(len(results))} - {*keep}):
-                about = {"reason": results[index], **block.about(index)}
-                bad_rows.write(msgspec.json.encode(about) + b"\n")
-            bad += len(results) - len(keep)
-            failed += sum(isinstance(result, Answer) and result.failed for result in results)
+        for number, block in enumerate(source.blocks()):
+            results, keep = work.results(number, len(block.rows)), []
+            for index, result in enumerate(results):
+                if result is None:
+                    raise work.damaged(f"a row of {number}.part has no result")
+                if isinstance(result, str):
+                    bad_rows.write(msgspec.json.encode(block.about(index, result)) + b"\n")
+                    bad += 1
+                else:
+                    keep.append(index)
+                    failed += isinstance(result, bytes) and ANSWERED not in result
             yield block, keep, [results[index] for index in keep]
 
     with (work.path / BAD_ROWS).open("wb") as bad_rows:
-        if inputs.format == PARQUET:
+        if source.format == PARQUET:
             from gpuscore.commands.bulk.parquet import write_parquet
 
-            write_parquet(work.path / OUTPUT, inputs.paths[0], options.scores_column, good())
+            write_parquet(work.path / OUTPUT, source.path, added, good())
         else:
-            _write_lines(work.path / OUTPUT, options.scores_column, good())
+            with (work.path / OUTPUT).open("wb") as file:
+                for block, keep, results in good():
+                    for index, result in zip(keep, results, strict=True):
+                        file.write(_line(block.rows[index], added, result) + b"\n")
     for name in (OUTPUT, BAD_ROWS):
         sync(work.path / name)
     return bad, failed
 
 
-def _write_lines(path: Path, name: str, good: Iterable[Kept]) -> None:
-    """Write answers, or the input's lines with scores in a field `name`."""
-    with path.open("wb") as file:
-        for block, keep, results in good:
-            for index, result in zip(keep, results, strict=True):
-                line: Any = block.rows[index]
-                if isinstance(result, Answer):
-                    file.write(result.line + b"\n")
-                else:
-                    added = msgspec.json.encode({name: result})[1:]
-                    file.write(line[:-1].rstrip() + b"," + added + b"\n")
+def _line(row: Any, name: str, result: Any) -> bytes:
+    """Return an answer, or the input's line with scores in a field `name`."""
+    if not isinstance(result, bytes):
+        result = row[:-1].rstrip() + b"," + msgspec.json.encode({name: result})[1:]
+    return bytes(result)
 
 
 def publish(options: BatchOptions, work: WorkFolder, any_bad: bool) -> None:

@@ -134,7 +134,7 @@ def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:
         raise ConfigError(f"--devices {devices} and --device {model.device}: set one of them")
     names = [name.strip() for name in devices.split(",")]
     if devices == ALL:
-        names = [f"cuda:{index}" for index in range(len(_free_cuda()))]
+        names = [f"cuda:{index}" for index in range(len(free_cuda()))]
         if not names:
             raise ConfigError(f"--devices {ALL}: torch sees no CUDA device here")
     if set(names) == {CPU}:
@@ -168,12 +168,12 @@ def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:
 def _free_on_gpus(bases: Sequence[Placement]) -> int:
     """Return the free bytes of the fullest one of these GPUs, by default the first one. Without a
     usable one nothing is refused here: the engines say why it is not usable."""
-    free = _free_cuda()
+    free = free_cuda()
     used = [int(found[1]) for base in bases if (found := _GPU.match(base.device))] or [0]
     return min((free[number] for number in used if number < len(free)), default=sys.maxsize)
 
 
-def _free_cuda() -> list[int]:
+def free_cuda() -> list[int]:
     """Ask torch for the free bytes of each CUDA device, in a process that ends before the server
     starts."""
     command = [sys.executable, "-P", "-c", _ASKING]

@@ -49,6 +49,9 @@ class Replicas:
             with the same `started`, `alive`, `rate`, `stats` and `score_all`.
         devices: their names.
         config: the limits on all requests in flight, which the server enforces.
+
+    Attributes:
+        tokens: in flight at each replica.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Replicas:
         self._replicas, self._devices = replicas, devices
         self.config = config
         self._lock = threading.Lock()
-        self._tokens = [0] * len(replicas)  # in flight at each one
+        self.tokens = [0] * len(replicas)
         self._rerun = [0] * len(replicas)  # requests that were run again after each one's losses
         self._closing = False
 
@@ -140,9 +143,9 @@ class Replicas:
         with self._lock:
             numbers = [n for n, replica in enumerate(self._replicas) if replica.alive and n != lost]
             for flight in flights if numbers and not self._closing else ():
-                loads = {number: self._tokens[number] for number in numbers}
+                loads = {number: self.tokens[number] for number in numbers}
                 number = choose(flight.request, loads, self.limits)
-                self._tokens[number] += flight.request.num_tokens
+                self.tokens[number] += flight.request.num_tokens
                 chosen.setdefault(number, []).append(flight)
         if not chosen:
             for flight in flights:
@@ -158,18 +161,18 @@ class Replicas:
     def _done(self, flight: _Flight, number: int, inner: "Future[ScoreResult]") -> None:
         """Take an answer; called in the thread of its replica."""
         with self._lock:
-            self._tokens[number] -= flight.request.num_tokens
+            self.tokens[number] -= flight.request.num_tokens
         if inner.cancelled():
             return
         error = inner.exception()
         if error is None:
             resolve(flight.future, inner.result())
         elif isinstance(error, Unavailable):
-            self._lost(flight, number, error)
+            self.lost(flight, number, error)
         elif isinstance(error, GpuscoreError):
             resolve(flight.future, error)
 
-    def _lost(self, flight: _Flight, number: int, error: Unavailable) -> None:
+    def lost(self, flight: _Flight, number: int, error: Unavailable) -> None:
         """Run a request again that was in flight when its replica was lost."""
         with self._lock:
             flight.losses += 1

@@ -24,7 +24,7 @@ from importlib import import_module
 from gpuscore.processes.worker.child import run
 from gpuscore.processes.worker.process import die_with
 from gpuscore.system.heap import use_one_arena
-from gpuscore.system.log import LogWriter, chosen_format, logging_to
+from gpuscore.system.log import LogWriter, logging_to
 
 
 def main(factory: str, descriptor: str, parent: str) -> int:
@@ -37,7 +37,7 @@ def main(factory: str, descriptor: str, parent: str) -> int:
     # `LogWriter` writes from a thread of its own.
     with (
         LogWriter() as log,
-        logging_to(log, chosen_format()),
+        logging_to(log),
         socket.socket(fileno=int(descriptor)) as sock,
     ):
         return run(sock, getattr(import_module(module), function))

@@ -1,5 +1,6 @@
 """The ASGI application: the routes behind the gate, and the work of those that have a dialect."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,6 @@ from gpuscore.server.api.pages import add_files, add_metrics, add_pages, add_pro
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.headers import ApiKeys
-from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 
@@ -29,7 +29,7 @@ def create_app(
     keys: ApiKeys,
     operations: Operations | None = None,
     hosts: frozenset[str] | None = None,
-    rounds: Rounds | None = None,
+    pieces: Callable[[int], int] = int,
 ) -> Gate:
     """Return the ASGI application for the served models; by default with metrics but no log."""
     operations = operations or Operations(service)
@@ -51,7 +51,7 @@ def create_app(
     described = cache(lambda: complete(plain(), bool(keys), longest, aliases))
     app.openapi = described  # type: ignore[method-assign]
     open_paths = {*OPEN_PATHS, *add_files(app, config.ui)}
-    return Gate(app, config, keys, operations, hosts, open_paths, rounds)
+    return Gate(app, config, keys, operations, hosts=hosts, open_paths=open_paths, pieces=pieces)
 
 
 def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:

@@ -23,7 +23,6 @@ from gpuscore.dialects.dialect import (
     BodyT,
     Dialect,
     PreparedBody,
-    Scored,
     answered_name,
     choose,
     text_bytes,
@@ -191,41 +190,43 @@ async def answer(
     name = answered_name(served, body)
     size += FRAME_BYTES + text_bytes(name)
     reserve(size)
-    result, parts = None, list[ScoreResult]()
+    prepared.model, prepared.record = name, record
     if prepared.parts:
-        parts = await _results(service, model, prepared, record)
+        prepared.results = await _results(service, model, prepared, record)
     elif prepared.request is not None:
         try:
-            result = await service.run(model, prepared.request, record)
+            prepared.result = await service.run(model, prepared.request, record)
         except NonfiniteScore as error:
             raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
-    scored = Scored(body, prepared, result, name, record=record, parts=parts)
-    with nullcontext() if prepared.prompt_tokens is None else record.stage(RESPOND):
-        if prepared.prompt_tokens is not None:
-            record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
+    with nullcontext() if body.num_items is None else record.stage(RESPOND):
+        if body.num_items is not None:
+            record.prompt_tokens = prepared.prompt_tokens
+            record.cached_tokens = prepared.cached_tokens
         if prepared.request is not None:
             record.label_tokens = prepared.request.num_label_tokens
-        encode = partial(_encoded, dialect, scored)
+        encode = partial(_encoded, dialect, prepared)
         small = size <= SMALL_ANSWER
         content = encode() if small else await service.in_thread(record.tenant, encode)
         return InPieces(content, media_type=JSON)
 
 
-def _prepared(model: LoadedModel, dialect: Dialect[BodyT], body: BodyT) -> tuple[PreparedBody, int]:
+def _prepared(
+    model: LoadedModel, dialect: Dialect[BodyT], body: BodyT
+) -> tuple[PreparedBody[BodyT], int]:
     prepared = dialect.prepare(model, body)
-    return prepared, dialect.answer_bytes(body, prepared)
+    return prepared, dialect.answer_bytes(prepared)
 
 
-def _encoded(dialect: Dialect[BodyT], scored: Scored[BodyT]) -> bytes:
+def _encoded(dialect: Dialect[BodyT], prepared: PreparedBody[BodyT]) -> bytes:
     made = list[bytes]()
-    for piece in dialect.encode(scored):
+    for piece in dialect.encode(prepared):
         announce(len(piece))
         made.append(piece)
     return b"".join(made)
 
 
 async def _results(
-    service: ScoringService, model: LoadedModel, prepared: PreparedBody, record: RequestRecord
+    service: ScoringService, model: LoadedModel, prepared: PreparedBody[Any], record: RequestRecord
 ) -> list[ScoreResult]:
     """Return the results of all parts of a body, MOST_PARTS at once; the first error ends all."""
     places = asyncio.Semaphore(MOST_PARTS)

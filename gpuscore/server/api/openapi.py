@@ -45,11 +45,6 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "required": True,
         "schema": _ID,
     },
-    "Server-Timing": {
-        "description": "With `--timing-headers`: milliseconds of each stage, which reveal cache "
-        "hits",
-        "schema": {"type": "string"},
-    },
     "Retry-After": {
         "description": "Seconds to wait before the next try",
         "schema": {"type": "integer", "minimum": 0},
@@ -87,7 +82,7 @@ def complete(
     document["tags"] = [{"name": name} for name in groups]
     for path, operations in paths.items():
         for method, operation in operations.items():
-            _complete_operation(operation, path, method, has_keys, longest)
+            _complete_operation(operation, path, method, has_keys=has_keys, longest=longest)
     for path, route in aliases.items():
         paths[path] = {
             method: operation | {"tags": [ALIASES], "operationId": f"{method} {path}"}
@@ -130,9 +125,7 @@ def _complete_operation(
     if path in GENERATING_PATHS:
         del answers["200"]
     else:
-        answers["200"]["headers"] = {
-            name: _HEADERS[name] for name in ("X-Request-Id", "Server-Timing")
-        }
+        answers["200"]["headers"] = {"X-Request-Id": _HEADERS["X-Request-Id"]}
     if method == "get":
         answers["200"]["content"] = _METRICS if path == "/metrics" else _JSON
     types = DIALECT_OF[path].errors if path in DIALECT_OF else (ErrorAnswer,)

@@ -19,9 +19,9 @@ def bind(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         sock = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:  # OverflowError: a port over 65535
-        reason = getattr(error, "strerror", None) or "no such port"
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
+    except OSError as error:
+        reason = str(error.strerror)
+        if error.errno == errno.EADDRINUSE:
             reason += "; name another by --port, with make by PORT="
         raise ConfigError(
             f"cannot bind --host {config.host} --port {config.port}: {reason}"

@@ -31,8 +31,8 @@ from gpuscore.errors import (
 from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.headers import NO_KEY, ApiKeys, check_host
-from gpuscore.server.http.rounds import Rounds, in_time
-from gpuscore.server.observe.operations import Operations, server_timing
+from gpuscore.server.http.rounds import in_time
+from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import Pacer
 from gpuscore.types.record import UNMATCHED, RequestRecord, record_of
 
@@ -70,8 +70,7 @@ class Gate:
         operations: gets the records; the backlogs of its service decide what is admitted.
         hosts: the names that the server answers to (`read_hosts`).
         open_paths: paths that need no key.
-        rounds: those of the event loop; None if the loop is not the server's own, so that it tells
-            nothing about them.
+        pieces: returns how many of so many pieces of work a round does (`Rounds.pieces`).
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Gate:
         operations: Operations,
         hosts: frozenset[str] | None,
         open_paths: Collection[str],
-        rounds: Rounds | None = None,
+        pieces: Callable[[int], int] = int,
     ) -> None:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
         gets = {path for path, route in self.routes.items() if "GET" in (route.methods or ())}
@@ -92,7 +91,6 @@ class Gate:
         self._service = operations.service
         self._aliases = read_aliases(config)
         self.admission = Admission(self._service, config)
-        pieces: Callable[[int], int] = int if rounds is None else rounds.pieces
         self.starts = Pacer(partial(pieces, STARTS))
         self.turns = Pacer(partial(pieces, SLICES))  # of connections that parse
 
@@ -238,8 +236,6 @@ class Gate:
     def _marks(self, scope: Scope, record: RequestRecord, status: int) -> Fields:
         """Return the fields that every answer has."""
         marks = [(b"x-request-id", record.request_id.encode())]
-        if self.config.timing_headers:
-            marks.append((b"server-timing", server_timing(record).encode()))
         if self._service.draining or status in _CLOSING:  # the next request goes to another server
             marks.append(CLOSE)
         return marks

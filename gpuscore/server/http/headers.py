@@ -28,7 +28,6 @@ KEY_HEADERS = (b"authorization", b"x-api-key")
 COMMENT = "#"  # begins a line of a key file that is no key
 NO_KEY = "no-key"  # the tenant of every caller if no key is set
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
-ANY = "*"  # host name
 _DIGITS = re.compile(r"[0-9]{1,9}")
 _NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
 _PORT = re.compile(r":[0-9]*\Z")
@@ -38,9 +37,8 @@ _HEAD = re.compile(
     rb"(?:\r\n)*+[A-Z-]{1,20}+ /[!\"$-~]*+ HTTP/1\.[01]\r\n"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+\r\n"
 )
-_BEGINNING = re.compile(
-    rb"(?:\r\n)*+(?:\r?\Z|[A-Z-]{1,20}(?: |\Z))"
-)  # as much of a method as has arrived
+# As much of a method as has arrived.
+_BEGINNING = re.compile(rb"(?:\r\n)*+(?:\r?\Z|[A-Z-]{1,20}(?: |\Z))")
 _BARE = re.compile(rb"(?<!\r)\n|\r(?=[^\n])")
 _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 _IGNORED = b"upgrade-ignored:"  # the application sees the field by this name
@@ -122,24 +120,24 @@ def check_host(headers: Headers, names: frozenset[str] | None) -> None:
             )
 
 
-def read_hosts(config: ServerConfig, host: str, keys: int) -> frozenset[str] | None:
-    """Return the names, besides loopback names, of a server that binds `host` and has so many keys;
-    None if it answers to any.
+def read_hosts(config: ServerConfig, keys: int) -> frozenset[str] | None:
+    """Return the names, besides loopback names, of a server with so many keys; None if it answers
+    to any.
 
     Raises:
         ConfigError: `--allowed-hosts` has a value that no Host field can have.
     """
     if config.allowed_hosts is None:
-        return None if keys or not is_loopback(host) else frozenset()
+        return None if keys or not is_loopback(config.host) else frozenset()
     allowed = [name.strip().lower().removesuffix(".") for name in config.allowed_hosts.split(",")]
-    if allowed == [ANY]:
+    if allowed == ["*"]:
         return None
     if not all(map(_NAME.fullmatch, allowed)):
         raise ConfigError(
             f"--allowed-hosts {config.allowed_hosts}: a name is a host without a port, such as "
             "scores.example.org or [fd00::1]; * alone allows any"
         )
-    bound = f"[{host}]" if ":" in host else host
+    bound = f"[{config.host}]" if ":" in config.host else config.host
     return frozenset((*allowed, bound))
 
 

@@ -184,23 +184,19 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._closing:
             return
         if not self._busy:
-            self._await_client()
+            state = REST if self._in_body else HEAD if self._data else IDLE
+            seconds = self._settings.client_timeout
+            if state == IDLE:
+                seconds = self._settings.keep_alive_timeout
+                self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
+            if self._state != state:  # otherwise its deadline is running
+                self._await(state, seconds)
         if self._needs:
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
             if self._has_room:
                 self.wake()
-
-    def _await_client(self) -> None:
-        """Set the deadline of what must arrive next, if it is not running."""
-        state = REST if self._in_body else HEAD if self._data else IDLE
-        seconds = self._settings.client_timeout
-        if state == IDLE:
-            seconds = self._settings.keep_alive_timeout
-            self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # answered
-        if self._state != state:
-            self._await(state, seconds)
 
     def _parse_head(self) -> bool:
         """Parse a head and begin with its request; return False if it is not complete."""

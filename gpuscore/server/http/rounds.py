@@ -29,10 +29,6 @@ class Rounds(selectors.DefaultSelector):
         self.began = monotonic()
         self._last = 0.0  # seconds that the previous round took
 
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Return a loop that uses this selector."""
-        return asyncio.SelectorEventLoop(self)
-
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._last = monotonic() - self.began
         ready = super().select(timeout)

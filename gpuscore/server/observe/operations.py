@@ -92,7 +92,7 @@ class Metrics:
             "Requests whose client left before the answer, by the stage that they had reached",
             stage=PROGRESS,
         )
-        self._lag = self._sizes(
+        self.lag = self._sizes(
             "event_loop_lag_seconds",
             "Delay of a timer of the server's event loop, measured ten times a second",
             LAG_SECONDS,
@@ -103,7 +103,11 @@ class Metrics:
 
     def finished(self, record: RequestRecord) -> None:
         self._requests(
-            record.route, record.method, str(record.status), record.code, record.model
+            route=record.route,
+            method=record.method,
+            status=str(record.status),
+            code=record.code,
+            model=record.model,
         ).inc()
         if record.code == LEFT_CODE:
             self._cancelled(record.progress).inc()
@@ -111,7 +115,8 @@ class Metrics:
             self._rejected(record.code).inc()
         if record.route in DIALECT_OF:
             self._duration(record.route, record.model).observe(record.seconds)
-            self._body.observe(record.bytes_in)
+            if record.bytes_in:  # otherwise it was refused at its head
+                self._body.observe(record.bytes_in)
             self._answer.observe(record.bytes_out)
         for name, (_, seconds) in record.stages.items():
             self._stages[name].observe(seconds)
@@ -119,9 +124,6 @@ class Metrics:
             self._items.observe(record.items)
             for name, labelled in self._totals.items():
                 labelled(record.model).inc(getattr(record, name) or 0)
-
-    def loop_was_late(self, seconds: float) -> None:
-        self._lag.observe(seconds)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a format that the scraper accepts, and their content type."""
@@ -149,34 +151,21 @@ if TYPE_CHECKING:
 SHOWN_TENANT = 8  # hex digits of the key's hash
 
 
+SHOWN = ("code", "items", "prompt_tokens", "cached_tokens", "total_ms")  # on a terminal
+
+
 def request_line(record: RequestRecord, style: LogFormat = "json") -> bytes:
     """Return a finished request as one line, with its line end."""
-    return _text(record) if style == "text" else _json(record)
+    fields = _fields(record)
+    if style == "json":
+        return msgspec.json.encode(fields) + b"\n"
+    names = (*SHOWN, "request_id") if record.status >= 400 else SHOWN
+    parts = [f"{name}={fields[name]}" for name in names if fields[name] is not None]
+    asked = f"{clock_time()} {record.method} {record.route} {record.status}"
+    return " ".join([asked, *parts]).encode() + b"\n"
 
 
-def _text(record: RequestRecord) -> bytes:
-    """Return the time of day, route, status, milliseconds, and the known sizes and errors.
-
-    The id is left out of answers that succeeded: people read these lines as they pass.
-    """
-    parts = [f"{clock_time()} {record.method} {record.route} {record.status}"]
-    parts += [record.code] if record.code else []
-    parts.append(f"{1000 * record.seconds:.1f} ms")
-    if record.items is not None:
-        parts.append(_number(record.items, "item"))
-    if record.prompt_tokens is not None:
-        cached = f", {record.cached_tokens:,} of them cached" if record.cached_tokens else ""
-        parts.append(_number(record.prompt_tokens, "token") + cached)
-    if record.status >= 400:
-        parts.append(f"id {record.request_id}")
-    return "  ".join(parts).encode() + b"\n"
-
-
-def _number(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _json(record: RequestRecord) -> bytes:
+def _fields(record: RequestRecord) -> dict[str, str | float | None]:
     tenant = record.tenant[:SHOWN_TENANT] if record.tenant else None
     fields: dict[str, str | float | None] = {
         "time": timestamp(),
@@ -199,7 +188,7 @@ def _json(record: RequestRecord) -> bytes:
         fields[f"{name}_ms"] = None if stage is None else round(1000 * stage[1], 3)
     fields["total_ms"] = round(1000 * record.seconds, 3)
     fields["bytes_in"], fields["bytes_out"] = record.bytes_in, record.bytes_out
-    return msgspec.json.encode(fields) + b"\n"
+    return fields
 
 
 LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
@@ -214,10 +203,9 @@ class Operations(Collector):
         log: LogWriter | None = None,
         tracer: "SpanTracer | None" = None,
         log_requests: bool = True,
-        log_format: LogFormat = "json",
     ) -> None:
         self.service, self.log, self.tracer = service, log, tracer
-        self.log_requests, self.log_format = log_requests, log_format
+        self.log_requests = log_requests
         self.running = 0
         self.connections_refused = 0  # over the limit
         self.metrics = Metrics(self, service.models.names)
@@ -231,14 +219,14 @@ class Operations(Collector):
             record.trace_id = self.tracer.finished(record, headers)
         # Probes come every few seconds; what makes a server unhealthy has a line of its own.
         if self.log is not None and self.log_requests and record.route not in PROBE_PATHS:
-            self.log.write(request_line(record, self.log_format))
+            self.log.write(request_line(record, self.log.style))
 
     async def watch_loop(self) -> None:
         """Measure the delay of the running event loop until cancelled."""
         while True:
             due = monotonic() + LOOP_PERIOD
             await asyncio.sleep(LOOP_PERIOD)
-            self.metrics.loop_was_late(max(0.0, monotonic() - due))
+            self.metrics.lag.observe(max(0.0, monotonic() - due))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of a server's state, at the time of a scrape."""
@@ -257,10 +245,3 @@ class Operations(Collector):
 
 def _gauge(name: str, what: str, value: float) -> Metric:
     return GaugeMetricFamily(f"gpuscore_{name}", what, value)
-
-
-def server_timing(record: RequestRecord) -> str:
-    """Return the milliseconds of each stage so far, and since the head (W3C Server Timing)."""
-    parts = {name: seconds for name, (_, seconds) in record.stages.items()}
-    parts["total"] = monotonic() - record.started
-    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in parts.items())

@@ -12,11 +12,11 @@ MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 
 
 @triton.jit
-def normed_row(value, weight, columns, inside, eps, WIDTH: tl.constexpr, ONE_PLUS: tl.constexpr):
+def normed_row(value, weight, columns, eps, WIDTH: tl.constexpr, ONE_PLUS: tl.constexpr):
     """Return the norm of a row [BLOCK], with 0 behind its end, rounded to the weight's dtype."""
     wide = value.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
     if ONE_PLUS:
         scale = 1.0 + scale
     return (wide * scale).to(weight.dtype.element_ty)
@@ -45,7 +45,7 @@ def add_rms_norm_kernel(
         added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
         value = value.to(tl.float32) + added.to(tl.float32)
         tl.store(total + row * WIDTH + columns, value, mask=inside)
-    result = normed_row(value, weight, columns, inside, eps, WIDTH, ONE_PLUS)
+    result = normed_row(value, weight, columns, eps=eps, WIDTH=WIDTH, ONE_PLUS=ONE_PLUS)
     tl.store(normed + row * WIDTH + columns, result, mask=inside)
 
 

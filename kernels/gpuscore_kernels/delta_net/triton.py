@@ -41,10 +41,10 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def doubled(solved, system, row, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the inverse of matrices [..., SIZE, SIZE] from those of their blocks of WIDTH."""
+def doubled(solved, system, row, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the inverse of matrices, one for all of `row`, from those of their blocks of WIDTH."""
     block, width = row // WIDTH, 1
-    while width * WIDTH < SIZE:
+    while width * WIDTH < row.shape[0]:
         # From one block of each two to the other.
         between = (block[:, None] // width) ^ (block[None, :] // width) == 1
         step = product(solved, system * between.to(tl.float32), PRECISION)
@@ -61,9 +61,9 @@ def inverse(system, index, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     same = (block[:, None] == block[None, :])[:, None, :, None]
     own = tl.where(same, tl.reshape(system, [BLOCKS, 16, BLOCKS, 16]), 0.0)
     own, unit = tl.sum(own, axis=2), (inner[:, None] == inner[None, :])[None, :, :]
-    solved = doubled(tl.where(unit, 1.0, tl.zeros_like(own)), own, inner, 1, 16, PRECISION)
+    solved = doubled(tl.where(unit, 1.0, tl.zeros_like(own)), own, inner, 1, PRECISION=PRECISION)
     solved = tl.reshape(tl.where(same, solved[:, :, None, :], 0.0), [SIZE, SIZE])
-    return doubled(solved, system, index, 16, SIZE, PRECISION)
+    return doubled(solved, system, index, 16, PRECISION=PRECISION)
 
 
 @triton.jit
@@ -211,10 +211,9 @@ def walk_kernel(
 
 
 @triton.jit
-def row_at(mixed, tails, place, stride, column, inside, COLUMNS: tl.constexpr):
+def row_at(new, old, place, column, inside):
     """Return a row of the batch, or a kept one, or zeros."""
-    own, old = mixed + place * stride, tails + (-2 - place) * COLUMNS
-    row = tl.where(place >= 0, own, old)
+    row = tl.where(place >= 0, new, old)
     return tl.load(row + column, mask=inside & (place != -1), other=0.0)
 
 
@@ -261,7 +260,8 @@ def convolve_kernel(
         total = own.to(tl.float32) * weights[TAPS - 1]
         for tap in tl.static_range(TAPS - 1):
             place = tl.load(places + row * (TAPS - 1) + tap).to(tl.int64)
-            x = row_at(mixed, tails, place, stride, column, inside, COLUMNS)
+            new, old = mixed + place * stride, tails + (-2 - place) * COLUMNS
+            x = row_at(new, old, place, column, inside=inside)
             total += x.to(tl.float32) * weights[tap]
         total *= tl.sigmoid(total)
         factor = tl.rsqrt(tl.sum(total * total, axis=1) + EPSILON)
@@ -288,7 +288,8 @@ def keep_tails_kernel(
     slot = tl.load(entry).to(tl.int64)
     for tap in tl.static_range(TAPS - 1):
         place = tl.load(entry + tap + 1).to(tl.int64)
-        row = row_at(mixed, tails, place, stride, column, inside, COLUMNS)
+        new, old = mixed + place * stride, tails + (-2 - place) * COLUMNS
+        row = row_at(new, old, place, column, inside=inside)
         tl.debug_barrier()  # before another thread overwrites it
         to = tails + (slot * (TAPS - 1) + tap) * COLUMNS + column
         tl.store(to, row, mask=inside & (slot >= 0))

@@ -41,4 +41,4 @@ def extend_attention(
     """
     from gpuscore_kernels.extend_attention.triton import launch  # only where Triton is
 
-    return launch(rows, pool, tiles, scale, softcap, config)
+    return launch(rows, pool, tiles, scale, softcap=softcap, config=config)

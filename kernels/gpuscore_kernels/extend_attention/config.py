@@ -46,33 +46,33 @@ Row: TypeAlias = Mapping[int, TileConfig]  # by head size, rounded up
 # L4, L40S, RTX PRO 6000, which have 99 KiB of shared memory: the most warps on a multiprocessor, of
 # tiles with at least 32 keys (docs/explanation/device-checks.md).
 _SMALL = {
-    64: TileConfig(64, 32, 16, 4, 3),
-    128: TileConfig(128, 32, 32, 8, 3),
-    256: TileConfig(64, 32, 32, 8, 2),
+    64: TileConfig(64, 32, 16, num_warps=4, num_stages=3),
+    128: TileConfig(128, 32, 32, num_warps=8, num_stages=3),
+    256: TileConfig(64, 32, 32, num_warps=8, num_stages=2),
 }
 _HALVES = {
     80: {  # A100
-        64: TileConfig(128, 64, 32, 8, 3),
-        128: TileConfig(128, 32, 32, 8, 3),
-        256: TileConfig(64, 32, 32, 8, 3),
+        64: TileConfig(128, 64, 32, num_warps=8, num_stages=3),
+        128: TileConfig(128, 32, 32, num_warps=8, num_stages=3),
+        256: TileConfig(64, 32, 32, num_warps=8, num_stages=3),
     },
     89: _SMALL,
     # H100, H200: timed on an H100 (bench/LOG.md). Of tiles of 64 rows a multiprocessor holds two,
     # and one computes exponentials while the other multiplies.
     90: {
-        64: TileConfig(64, 64, 64, 4, 3),
-        128: TileConfig(64, 64, 64, 4, 3),
-        256: TileConfig(128, 64, 32, 8, 2),
+        64: TileConfig(64, 64, 64, num_warps=4, num_stages=3),
+        128: TileConfig(64, 64, 64, num_warps=4, num_stages=3),
+        256: TileConfig(128, 64, 32, num_warps=8, num_stages=2),
     },
     120: _SMALL,
 }
 # Tensor cores do not compute exact float32, so its tiles are small; float32 is for comparison only.
 _SINGLES = {
-    64: TileConfig(64, 32, 32, 8, 1),
-    128: TileConfig(32, 32, 32, 8, 1),
-    256: TileConfig(32, 16, 16, 8, 1),
+    64: TileConfig(64, 32, 32, num_warps=8, num_stages=1),
+    128: TileConfig(32, 32, 32, num_warps=8, num_stages=1),
+    256: TileConfig(32, 16, 16, num_warps=8, num_stages=1),
 }
-_INTERPRETED = TileConfig(64, 16, 16, 1, 1)  # fits the pages of a CPU
+_INTERPRETED = TileConfig(64, 16, 16, num_warps=1, num_stages=1)  # fits the pages of a CPU
 
 
 # Rows by (compute capability times ten, bytes of an element), then by head size rounded up.

@@ -101,7 +101,7 @@ class Segments(NamedTuple):
             position = layout.positions.take(row, mode="clip").astype(np.int64)
         else:
             position = length
-        return cls(start, layout.positions, group, row, position, length)
+        return cls(start, layout.positions, group, row, position=position, length=length)
 
     def whole(self, segment: Wide) -> tuple[Wide, Wide, Wide]:
         """Return length, position and first row of segments; segment -1 is empty."""

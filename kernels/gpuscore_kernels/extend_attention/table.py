@@ -169,7 +169,7 @@ class TablePlace:
         """Return the table in an array of words that is on a device."""
         rows, tiles = self._rows(words), self._tiles(words)
         masked = words[: len(words) // MASKED_FIELDS * MASKED_FIELDS].view(-1, MASKED_FIELDS)
-        return DeviceTiles(shape, window, rows, tiles, words, masked)
+        return DeviceTiles(shape, window, rows, tiles, pool_tiles=words, masked=masked)
 
     def _rows(self, words: WordsT) -> WordsT:
         words = words[self.start : self.start + ROW_FIELDS * self.rows]

@@ -191,14 +191,14 @@ class _Tiling:
             self._add_root(run, tiles, batch.lineage[0][self.segment[cut.first_piece]])
         for ancestors in batch.lineage[1:]:
             length, position, row = batch.segments.whole(ancestors[self.segment])
-            run.add(SourceKeys(cut.tile, length, None, position, self.row, row))
+            run.add(SourceKeys(cut.tile, length, None, position, whose=self.row, row=row))
         self._add_own(run, tiles)
         return tiles, run.masked(tiles, self._slots if batch.has_prefix else None)
 
     def _add_prefix(self, run: FullRuns, tiles: Ints) -> None:
         request = self._request
         length = self.batch.layout.prefix_lens[request].astype(np.int64)
-        begin, count = run.add(SourceKeys(self.every, length, length, 0, SHARED, None))
+        begin, count = run.add(SourceKeys(self.every, length, length, 0, whose=SHARED, row=None))
         start = self.batch.pool_tiles[1][request] + begin
         tiles[:, POOL_START] = start
         tiles[:, POOL_END] = start + count
@@ -213,7 +213,9 @@ class _Tiling:
 
     def _add_root(self, run: FullRuns, tiles: Ints, root: Wide) -> None:
         length, position, row = self.batch.segments.whole(root)
-        begin, count = run.add(SourceKeys(self.every, length, length, position, SHARED, row))
+        begin, count = run.add(
+            SourceKeys(self.every, length, length, position, whose=SHARED, row=row)
+        )
         tiles[:, NUM_ROOT] = count
         tiles[:, ROOT_BASE] = row + begin * self.shape.keys
 
@@ -221,7 +223,9 @@ class _Tiling:
         # Only the single piece of a tile has full tiles.
         full = (self.first + 1) * self.cut.alone
         tile, length = self.cut.tile, self.last + 1
-        begin, count = run.add(SourceKeys(tile, length, full, self.position, OWN, self.row))
+        begin, count = run.add(
+            SourceKeys(tile, length, full, self.position, whose=OWN, row=self.row)
+        )
         last, root = self.cut.last_piece, tiles[:, NUM_ROOT]
         tiles[:, NUM_PACKED] = root + count[last]
         start = self.row + begin * self.shape.keys

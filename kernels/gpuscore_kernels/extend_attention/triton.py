@@ -42,11 +42,11 @@ NO_KEY = tl.constexpr(2**31 - 1)  # above every row and position
 
 
 @triton.jit
-def _load_keys(base, offset_n, offset_d, stride, count, D: tl.constexpr, MASKED: tl.constexpr):
-    """Load [BN, D_PAD] from `base`, with zeros beyond D and, if MASKED, from row `count` on."""
+def _load_keys(base, stride, offset_n, offset_d, D: tl.constexpr, count=None):
+    """Load [BN, D_PAD] from `base`, with zeros beyond D and from row `count` on."""
     pointers = base + offset_n[:, None] * stride + offset_d[None, :]
     even: tl.constexpr = offset_d.shape[0] == D
-    if MASKED:
+    if count is not None:
         mask = offset_n[:, None] < count
         if not even:
             mask = mask & (offset_d[None, :] < D)
@@ -57,18 +57,22 @@ def _load_keys(base, offset_n, offset_d, stride, count, D: tl.constexpr, MASKED:
 
 
 @triton.jit
-def _step(q, k, v, top, total, acc, visible, scale, cap, MASKED: tl.constexpr, CAP: tl.constexpr):
-    """Add a tile of keys to each row's maximum, sum of weights and weighted values."""
+def _step(q, keys, sums, factors, CAP: tl.constexpr, visible=None):
+    """Add a tile of keys and values to `sums`: each row's maximum, sum of weights and weighted
+    values. Every key is seen, or those of `visible`."""
+    k, v = keys
+    top, total, acc = sums
+    scale, cap = factors
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if CAP:
         # softcap * tanh(scale * s / softcap), in units of base 2
         scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * scale)))
         scale = LOG2_E
-    if MASKED:
+    if visible is not None:
         scores = tl.where(visible, scores, NEVER)
     new_top = tl.maximum(top, tl.max(scores, 1) * scale)
     weights = tl.exp2(scores * scale - new_top[:, None])
-    if MASKED:
+    if visible is not None:
         weights = tl.where(visible, weights, 0.0)
     shrink = tl.exp2(top - new_top)
     total = total * shrink + tl.sum(weights, 1)
@@ -78,33 +82,24 @@ def _step(q, k, v, top, total, acc, visible, scale, cap, MASKED: tl.constexpr, C
 
 @triton.jit
 def _masked_step(
-    begin,
-    end,
-    masked,
+    tiles,
     q,
-    top,
-    total,
-    acc,
-    batch_row,
-    first_row,
-    position,
-    pool_k,
-    pool_v,
-    k,
-    v,
-    stride_pk,
-    stride_pv,
-    stride_k,
-    stride_v,
+    sums,
+    factors,
+    of_rows,
+    pool,
+    batch,
     offset_d,
-    scale,
-    cap,
     WINDOW: tl.constexpr,
     D: tl.constexpr,
     OWN: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """Add all masked tiles of one range of the table."""
+    """Add all masked tiles of one range of the table, whose keys are in the pool or the batch."""
+    begin, end, masked = tiles
+    batch_row, first_row, position = of_rows
+    pool_k, stride_pk, pool_v, stride_pv = pool
+    k, stride_k, v, stride_v = batch
     offset_n = tl.arange(0, OWN)
     for index in tl.range(begin, end):
         entry = masked + index * MASKED_FIELDS
@@ -126,10 +121,10 @@ def _masked_step(
             newest = tl.where(own, batch_row, position)
             oldest = tl.maximum(oldest, newest - (WINDOW - 1))
         visible = (key[None, :] <= newest[:, None]) & (key[None, :] >= oldest[:, None])
-        keys = _load_keys(from_k, offset_n, offset_d, step_k, count, D, True)
-        values = _load_keys(from_v, offset_n, offset_d, step_v, count, D, True)
-        top, total, acc = _step(q, keys, values, top, total, acc, visible, scale, cap, True, CAP)
-    return top, total, acc
+        keys = _load_keys(from_k, step_k, offset_n, offset_d, D=D, count=count)
+        values = _load_keys(from_v, step_v, offset_n, offset_d, D=D, count=count)
+        sums = _step(q, (keys, values), sums, factors, CAP=CAP, visible=visible)
+    return sums
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -193,22 +188,22 @@ def extend_attention_kernel(
     at = row[:, None] * stride_qm + head[:, None] * stride_qh + offset_d[None, :]
     q_tile = tl.load(q + at, mask=in_head, other=0.0)
     top = tl.full([BM], NEVER, tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, D_PAD], tl.float32)
+    sums = top, tl.zeros([BM], tl.float32), tl.zeros([BM, D_PAD], tl.float32)
 
     k_head = k + wide_head * stride_kh
     v_head = v + wide_head * stride_vh
     pool_k_head = pool_k + wide_head * stride_pkh
     pool_v_head = pool_v + wide_head * stride_pvh
+    of_rows, factors = (batch_row, first_row, position), (scale, cap)
+    pool = pool_k_head, stride_pks, pool_v_head, stride_pvs
+    batch = k_head, stride_kt, v_head, stride_vt
     begin = tl.load(tile + MASKED_START)
     after = tl.load(tile + MASKED_AFTER)
     end = tl.load(tile + MASKED_END)
     if WINDOW > 0:
-        top, total, acc = _masked_step(
-            begin, after, masked, q_tile, top, total, acc, batch_row, first_row, position,
-            pool_k_head, pool_v_head, k_head, v_head,
-            stride_pks, stride_pvs, stride_kt, stride_vt,
-            offset_d, scale, cap, WINDOW, D, OWN, CAP,
+        sums = _masked_step(
+            (begin, after, masked), q_tile, sums, factors, of_rows=of_rows, pool=pool, batch=batch,
+            offset_d=offset_d, WINDOW=WINDOW, D=D, OWN=OWN, CAP=CAP,
         )  # fmt: skip
     pool_begin = tl.load(tile + POOL_START)
     pool_end = tl.load(tile + POOL_END)
@@ -220,9 +215,9 @@ def extend_attention_kernel(
         next_slot = tl.load(pool_tiles + index + 1, mask=index + 1 < pool_end, other=0)
         from_k = pool_k_head + slot * stride_pks
         from_v = pool_v_head + slot * stride_pvs
-        keys = _load_keys(from_k, offset_n, offset_d, stride_pks, BN, D, False)
-        values = _load_keys(from_v, offset_n, offset_d, stride_pvs, BN, D, False)
-        top, total, acc = _step(q_tile, keys, values, top, total, acc, True, scale, cap, False, CAP)
+        keys = _load_keys(from_k, stride_pks, offset_n, offset_d, D=D)
+        values = _load_keys(from_v, stride_pvs, offset_n, offset_d, D=D)
+        sums = _step(q_tile, (keys, values), sums, factors, CAP=CAP)
     num_packed = tl.load(tile + NUM_PACKED)
     num_root = tl.load(tile + NUM_ROOT)
     root_base = tl.load(tile + ROOT_BASE)
@@ -231,14 +226,12 @@ def extend_attention_kernel(
         start = tl.where(index < num_root, root_base, own_base) + index * BN
         from_k = k_head + start.to(tl.int64) * stride_kt
         from_v = v_head + start.to(tl.int64) * stride_vt
-        keys = _load_keys(from_k, offset_n, offset_d, stride_kt, BN, D, False)
-        values = _load_keys(from_v, offset_n, offset_d, stride_vt, BN, D, False)
-        top, total, acc = _step(q_tile, keys, values, top, total, acc, True, scale, cap, False, CAP)
-    top, total, acc = _masked_step(
-        after, end, masked, q_tile, top, total, acc, batch_row, first_row, position,
-        pool_k_head, pool_v_head, k_head, v_head,
-        stride_pks, stride_pvs, stride_kt, stride_vt,
-        offset_d, scale, cap, WINDOW, D, OWN, CAP,
+        keys = _load_keys(from_k, stride_kt, offset_n, offset_d, D=D)
+        values = _load_keys(from_v, stride_vt, offset_n, offset_d, D=D)
+        sums = _step(q_tile, (keys, values), sums, factors, CAP=CAP)
+    _, total, acc = _masked_step(
+        (after, end, masked), q_tile, sums, factors, of_rows=of_rows, pool=pool, batch=batch,
+        offset_d=offset_d, WINDOW=WINDOW, D=D, OWN=OWN, CAP=CAP,
     )  # fmt: skip
 
     at = row[:, None] * stride_om + head[:, None] * stride_oh + offset_d[None, :]
@@ -290,7 +283,7 @@ def launch(
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
     factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
     cap = softcap is not None
-    chosen = _launch(heads // kv_heads, dim, config, tiles.window, cap)
+    chosen = _launch(heads // kv_heads, dim, config, tiles.window, cap=cap)
     chosen(
         (num_tiles, kv_heads),
         (q, k, v, pool_k, pool_v, out, *tables),

@@ -64,10 +64,10 @@ def label_logits(
         float [L]. Each is one dot product, so it does not depend on the other rows.
     """
     if impl == "reference":
-        return _label_logits(hidden, weight, rows, label_ids, softcap)
+        return _label_logits(hidden, weight, rows, label_ids, softcap=softcap)
     from gpuscore_kernels.label_head import triton
 
-    return triton.label_logits(hidden, weight, rows, label_ids, softcap)
+    return triton.label_logits(hidden, weight, rows, label_ids, softcap=softcap)
 
 
 def vocab_statistics(
@@ -106,10 +106,10 @@ def vocab_statistics(
     if impl == "reference":
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        return _vocab_statistics(hidden, weight, num_top, softcap, products)
+        return _vocab_statistics(hidden, weight, num_top, softcap, products=products)
     from gpuscore_kernels.label_head import triton
 
-    return triton.vocab_statistics(hidden, weight, rows, num_top, softcap)
+    return triton.vocab_statistics(hidden, weight, rows, num_top, softcap=softcap)
 
 
 def _label_logits(
@@ -135,7 +135,7 @@ def _vocab_statistics(
     weight: Tensor,
     num_top: int,
     softcap: float | None,
-    products: Products | None = None,
+    products: Products | None,
 ) -> VocabStatistics:
     num_rows, width = hidden.shape
     compute = torch.promote_types(hidden.dtype, torch.float32)

@@ -125,7 +125,7 @@ def no_best(ROWS: tl.constexpr, TOP: tl.constexpr, TOP_COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def with_best(top, top_ids, logits, peak, first, TOKENS: tl.constexpr, TOP_COLUMNS: tl.constexpr):
+def with_best(top, top_ids, logits, peak, first):
     """Replace the least of each row's best tokens by larger ones of a later tile, one at a time.
 
     Among equal tokens the highest id is replaced first, and a later token never replaces an equal
@@ -133,16 +133,16 @@ def with_best(top, top_ids, logits, peak, first, TOKENS: tl.constexpr, TOP_COLUM
 
     Args:
         top, top_ids: [rows, TOP_COLUMNS], of the tiles so far.
-        logits: [rows, TOKENS] of this tile, whose first token is `first`.
+        logits: [rows, tokens] of this tile, whose first token is `first`.
         peak: [rows], the largest of them.
     """
-    token = tl.arange(0, TOKENS)[None, :]
+    token = tl.arange(0, logits.shape[1])[None, :]
     least = tl.min(top, axis=1)
     while tl.max((peak > least).to(tl.int32), axis=0) > 0:
         enters = (peak > least)[:, None]
         winner = tl.argmax(logits, axis=1, tie_break_left=True)[:, None]
         leaves = top == least[:, None]
-        last = tl.max(tl.where(leaves, top_ids, -TOP_COLUMNS - 1), axis=1)
+        last = tl.max(tl.where(leaves, top_ids, -top.shape[1] - 1), axis=1)
         leaves = leaves & (top_ids == last[:, None]) & enters
         top = tl.where(leaves, peak[:, None], top)
         top_ids = tl.where(leaves, first + winner, top_ids)
@@ -221,10 +221,7 @@ def slice_statistics_kernel(
         total = total * tl.exp(peak - new_peak) + tile_sum
         peak = new_peak
         if TOP > 1:
-            first_token = tile * BLOCK_N
-            top, top_ids = with_best(
-                top, top_ids, logits, tile_peak, first_token, BLOCK_N, TOP_COLUMNS
-            )
+            top, top_ids = with_best(top, top_ids, logits, tile_peak, first=tile * BLOCK_N)
     place = row.to(tl.int64) * SLICES + tl.program_id(1)
     tl.store(peaks + place, peak, mask=is_row)
     tl.store(sums + place, total, mask=is_row)
@@ -297,25 +294,6 @@ def _launch_merge(slices: int, top: int) -> CachedLaunch:
     return CachedLaunch(merge_slices_kernel, constants, options, dtypes=())
 
 
-def _merge(
-    peaks: Tensor,
-    sums: Tensor,
-    best_ids: Tensor,
-    best_logits: Tensor,
-    merged: tuple[Tensor, Tensor, Tensor],
-    top: int,
-) -> None:
-    """Write log-sum-exp, best ids and their logits of all rows to `merged`.
-
-    Args:
-        peaks, sums: float [rows, slices].
-        best_ids, best_logits: of each slice, the same or with a dimension of `top` more.
-        top: best tokens per row: 0, 1 or more.
-    """
-    rows, slices = peaks.shape
-    _launch_merge(slices, top)((rows, 1), (peaks, sums, best_ids, best_logits, *merged), ())
-
-
 def label_logits(
     hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor, softcap: float | None
 ) -> Tensor:
@@ -339,9 +317,9 @@ def vocab_statistics(
     rows = torch.arange(hidden.shape[0], device=hidden.device) if rows is None else rows
     count = rows.shape[0]
     if num_top <= 1 or count <= BEST_ROWS:
-        return _statistics(hidden, weight, rows, num_top, softcap)
+        return _statistics(hidden, weight, rows, num_top, softcap=softcap)
     parts = [
-        _statistics(hidden, weight, rows[start : start + BEST_ROWS], num_top, softcap)
+        _statistics(hidden, weight, rows[start : start + BEST_ROWS], num_top, softcap=softcap)
         for start in range(0, count, BEST_ROWS)
     ]
     return VocabStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -362,13 +340,15 @@ def _statistics(
         sums = torch.empty_like(peaks)
         best_logits = peaks if top <= 1 else peaks.new_empty((*peaks.shape, top))
         best_ids = torch.empty_like(best_logits, dtype=torch.int32) if top else peaks
+        of_slices = peaks, sums, best_ids, best_logits
         even = weight.shape[1] % config.BLOCK_K == 0
-        _launch_slices(config, weight.shape[0], even, softcap is not None, top)(
+        _launch_slices(config, weight.shape[0], even, softcap is not None, top=top)(
             (-(-count // config.BLOCK_M), config.SLICES),
-            (hidden, weight, rows.contiguous(), peaks, sums, best_ids, best_logits),
+            (hidden, weight, rows.contiguous(), *of_slices),
             (count, hidden.stride(0), weight.shape[1], softcap or 1.0),
         )
-        _merge(peaks, sums, best_ids, best_logits, (lse, top_ids, top_logits), top)
+        merged = lse, top_ids, top_logits
+        _launch_merge(config.SLICES, top)((count, 1), (*of_slices, *merged), ())
     if not num_top:
         return VocabStatistics(lse, None, None)
     return VocabStatistics(lse, top_ids[:, :num_top], top_logits[:, :num_top])

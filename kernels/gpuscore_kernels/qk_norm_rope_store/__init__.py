@@ -46,4 +46,4 @@ def qk_norm_rope_store(
     """
     from gpuscore_kernels.qk_norm_rope_store import triton  # only where Triton is
 
-    return triton.qk_norm_rope_store(qkv, cos, sin, heads, pages)
+    return triton.qk_norm_rope_store(qkv, cos, sin, heads, pages=pages)

@@ -24,12 +24,13 @@ ZEROS = tl.constexpr(-1)  # in place of a slot: the row becomes zeros; below: it
 
 
 @triton.jit
-def normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.constexpr):
+def normed(left, right, weight, half, eps, HALF: tl.constexpr, ONE_PLUS: tl.constexpr):
     """Return both halves [heads, D / 2] of normed heads."""
-    mean = (tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)) / head_dim
+    inside = half < HALF
+    mean = (tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)) / (2 * HALF)
     factor = tl.rsqrt(mean + eps)[:, None]
     scale_left = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-    scale_right = tl.load(weight + head_dim // 2 + half, mask=inside, other=0.0).to(tl.float32)
+    scale_right = tl.load(weight + HALF + half, mask=inside, other=0.0).to(tl.float32)
     if ONE_PLUS:
         scale_left, scale_right = (1.0 + scale_left), (1.0 + scale_right)
     return left * factor * scale_left, right * factor * scale_right[None, :]
@@ -48,7 +49,6 @@ def turned(
     start,
     weight,
     half,
-    inside,
     mask,
     c,
     s,
@@ -60,13 +60,14 @@ def turned(
     """Return both halves of heads, normed and rotated by the cosines c and sines s."""
     left, right = halves(start, half, mask, HALF)
     if HAS_NORM:
-        left, right = normed(left, right, weight, 2 * HALF, eps, half, inside, ONE_PLUS)
+        left, right = normed(left, right, weight, half, eps=eps, HALF=HALF, ONE_PLUS=ONE_PLUS)
     return left * c - right * s, right * c + left * s
 
 
 @triton.jit
-def put(start, half, left, right, mask, HALF: tl.constexpr):
+def put(start, half, of_heads, mask, HALF: tl.constexpr):
     """Store both halves of heads at the pointers `start` [heads, 1]."""
+    left, right = of_heads
     dtype = start.dtype.element_ty
     tl.store(start + half[None, :], left.to(dtype), mask=mask)
     tl.store(start + HALF + half[None, :], right.to(dtype), mask=mask)
@@ -74,13 +75,16 @@ def put(start, half, left, right, mask, HALF: tl.constexpr):
 
 @triton.jit
 def copy_cached(
-    read, k, v, k_pages, v_pages, head_stride, slot_stride, HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, COUNT: tl.constexpr,
+    read, rows, pages, strides, HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Copy keys and values of `COUNT` slots to consecutive rows, some by each program of a row."""
+    """Copy keys and values of `COPIED` slots to consecutive rows, some by each program of a row."""
+    k, v = rows
+    k_pages, v_pages = pages
+    head_stride, slot_stride = strides
     head, at = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
     inside = (head < HEADS) & (at < DIM)
-    for index in tl.range(tl.program_id(1), COUNT, tl.num_programs(1)):
+    for index in tl.range(tl.program_id(1), COPIED, tl.num_programs(1)):
         slot = tl.load(read + index).to(tl.int64)
         if slot >= ZEROS:
             place = head * head_stride + slot * slot_stride + at
@@ -132,8 +136,9 @@ def qk_norm_rope_store_kernel(
             first = (row - rows) * COPIED
             behind = (rows + first) * (KV_HEADS * 2 * HALF)
             copy_cached(
-                read + first, k + behind, v + behind, k_pages, v_pages, head_stride, slot_stride,
-                KV_HEADS, 2 * HALF, ALL_KV, 2 * BLOCK_HALF, COPIED,
+                read + first, (k + behind, v + behind), (k_pages, v_pages),
+                (head_stride, slot_stride), HEADS=KV_HEADS, DIM=2 * HALF, BLOCK_HEADS=ALL_KV,
+                BLOCK_DIM=2 * BLOCK_HALF,
             )  # fmt: skip
             return
     q_blocks: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
@@ -146,18 +151,20 @@ def qk_norm_rope_store_kernel(
         head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         place = head[:, None] * (2 * HALF)
         mask = (head < HEADS)[:, None] & inside[None, :]
-        left, right = turned(
-            start + place, q_norm, half, inside, mask, c, s, eps, HALF, HAS_NORM, ONE_PLUS
-        )
-        put(q + row * (HEADS * 2 * HALF) + place, half, left, right, mask, HALF)
+        of_heads = turned(
+            start + place, q_norm, half, mask, c=c, s=s, eps=eps,
+            HALF=HALF, HAS_NORM=HAS_NORM, ONE_PLUS=ONE_PLUS,
+        )  # fmt: skip
+        put(q + row * (HEADS * 2 * HALF) + place, half, of_heads, mask, HALF=HALF)
     else:
         kv_head = (block - q_blocks) * BLOCK_KV + tl.arange(0, BLOCK_KV)
         at = kv_head[:, None] * (2 * HALF)
         kept = (kv_head < KV_HEADS)[:, None] & inside[None, :]
         from_k = start + HEADS * 2 * HALF + at
         k_left, k_right = turned(
-            from_k, k_norm, half, inside, kept, c, s, eps, HALF, HAS_NORM, ONE_PLUS
-        )
+            from_k, k_norm, half, kept, c=c, s=s, eps=eps,
+            HALF=HALF, HAS_NORM=HAS_NORM, ONE_PLUS=ONE_PLUS,
+        )  # fmt: skip
         to_k = k + row * (KV_HEADS * 2 * HALF) + at
         real = kept
         if HAS_PAGES:
@@ -168,18 +175,17 @@ def qk_norm_rope_store_kernel(
         v_left, v_right = halves(from_v, half, checked, HALF)
         # 0 times infinity is NaN, as 0 times NaN is.
         fine = tl.sum(v_left * 0.0 + v_right * 0.0, axis=1)[:, None] == 0.0
-        k_left = tl.where(fine, k_left, float("nan"))
-        k_right = tl.where(fine, k_right, float("nan"))
-        v_left, v_right = tl.where(fine, v_left, 0.0), tl.where(fine, v_right, 0.0)
-        put(to_k, half, k_left, k_right, real, HALF)
+        key = tl.where(fine, k_left, float("nan")), tl.where(fine, k_right, float("nan"))
+        value = tl.where(fine, v_left, 0.0), tl.where(fine, v_right, 0.0)
+        put(to_k, half, key, real, HALF=HALF)
         if READS:
-            put(v + row * (KV_HEADS * 2 * HALF) + at, half, v_left, v_right, real, HALF)
+            put(v + row * (KV_HEADS * 2 * HALF) + at, half, value, real, HALF=HALF)
         else:
-            put(from_v, half, v_left, v_right, checked & ~fine, HALF)
+            put(from_v, half, value, checked & ~fine, HALF=HALF)
         if HAS_PAGES:
             page = kv_head.to(tl.int64)[:, None] * head_stride + slot * slot_stride
-            put(k_pages + page, half, k_left, k_right, kept, HALF)
-            put(v_pages + page, half, v_left, v_right, kept, HALF)
+            put(k_pages + page, half, key, kept, HALF=HALF)
+            put(v_pages + page, half, value, kept, HALF=HALF)
 
 
 @chosen_once

@@ -59,7 +59,7 @@ def build(compiler: str, dtype: torch.dtype, sources: Path = SOURCES) -> ctypes.
     """
     with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
         library = Path(folder, "rows.so")
-        compile_library(compiler, "native", dtype, sources, library)
+        compile_library(compiler, "native", dtype, sources, library=library)
         return load(library)
 
 
@@ -96,7 +96,7 @@ def build_ahead(compiler: str, folder: Path = AHEAD) -> list[Path]:
     folder.mkdir(exist_ok=True)
     made = {_ahead(folder, level, dtype): (level, dtype) for level in LEVELS for dtype in FORMATS}
     for library, (level, dtype) in made.items():
-        compile_library(compiler, level, dtype, SOURCES, library)
+        compile_library(compiler, level, dtype, SOURCES, library=library)
     return [*made]
 
 

@@ -44,20 +44,15 @@ class RowFunctions:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
         """Norm x [T, E], float32 or in the weight's dtype, as `reference.rms_norm`."""
-        return self._norm(x, None, weight, eps, one_plus)[1]
+        return self.add_and_norm(x, None, weight, eps, one_plus=one_plus)[1]
 
     def add_and_norm(
-        self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
+        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
     ) -> tuple[Tensor, Tensor]:
         """Return x + delta [T, E], float32, and its norm, as `reference.add_and_norm`.
 
-        The sum takes the memory of x if that is contiguous float32.
+        The sum takes the memory of x if that is contiguous float32. None = 0.
         """
-        return self._norm(x, delta, weight, eps, one_plus)
-
-    def _norm(
-        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
-    ) -> tuple[Tensor, Tensor]:
         rows, columns = x.shape
         x = x.float() if x.dtype == self._dtype else x
         check(x, (rows, columns), torch.float32, contiguous=False)

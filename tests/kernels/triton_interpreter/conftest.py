@@ -59,7 +59,7 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, "warmup_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_in_parts", lambda *a: iter(()))
-        monkeypatch.setattr(backend.TorchBackend, "_check", lambda *_: None)
+        monkeypatch.setattr(backend, "check_start", lambda *_: None)
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def fa4_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `--attention fa4` run on a CPU, with a kernel that stands in for the compiled one."""
     monkeypatch.setattr(fa4, "load", lambda *sizes: kernel)
     monkeypatch.setattr(fa4, "MOST_BLOCKS", 1)  # the interpreter takes long for empty programs
-    reasons = choice._REASONS | {"fa4": choice._REASONS["triton"]}
-    monkeypatch.setattr(choice, "_REASONS", reasons)
+    reasons = choice.REASONS | {"fa4": choice.REASONS["triton"]}
+    monkeypatch.setattr(choice, "REASONS", reasons)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
-from gpuscore.backends.torch import mixture
+from gpuscore.backends.torch import graph_launcher, mixture
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import queue_of
@@ -131,8 +131,8 @@ def backends(request, tiny_model):
         patch.setattr(backend_module, "queue_of", LateQueue if INTERPRETED else NotingQueue)
         # The checks at start are slow in the interpreter, and other tests cover them.
         patch.setattr(backend_module, "warmup_batches", lambda *a: iter(()))
-        patch.setattr(TorchBackend, "_run_all", lambda self, batches: None)
-        patch.setattr(TorchBackend, "_check", lambda *_: None)
+        patch.setattr(TorchBackend, "run_all", lambda self, batches: None)
+        patch.setattr(backend_module, "check_start", lambda *_: None)
         made = []
         for kernels, graph_tokens in (("torch", None), ("triton", GRAPH_TOKENS)):
             config = ModelConfig(
@@ -254,23 +254,23 @@ def test_batches_after_a_failed_one_pin_no_memory(backends, late, monkeypatch, r
     """Its words are in flight when it fails; the batches after it take its buffers."""
     every = list(batches(backends[0].limits.page_size))
     chosen = next(x for x in every if (x.num_tokens <= GRAPH_TOKENS) == replayed)
-    allocated, free = late.queue.allocated, len(late._free)
-    monkeypatch.setattr(late, "_answer", no_memory)
+    allocated = late.queue.allocated
+    monkeypatch.setattr(graph_launcher, "label_logits", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         late.launch(chosen)
     monkeypatch.undo()
-    assert len(late._free) == free
     finish, last = [late.launch(batch) for batch in every[:2]]
     monkeypatch.setattr(torch.Tensor, "numpy", no_memory_of_the_host)
     with pytest.raises(MemoryError):
         finish()
     monkeypatch.undo()
     last()
-    assert len(late._free) == free
+    for finish in [late.launch(batch) for batch in every[:2]]:
+        finish()
     assert late.queue.allocated == allocated
 
 
-def no_memory(*_):
+def no_memory(*_, **options):
     raise torch.OutOfMemoryError("simulated")
 
 
@@ -303,6 +303,6 @@ def test_a_graph_that_computes_something_else_does_not_serve(backends, monkeypat
     _, graphs = backends
     runner = graphs.launcher
     monkeypatch.setattr(runner, "queue", WrongQueue(runner.queue.device))
-    monkeypatch.setattr(runner, "_graphs", {})
+    runner.release()
     with pytest.raises(ConfigError, match=r"graph for 10 tokens computes .* choose --cuda-graph-t"):
         runner.capture()

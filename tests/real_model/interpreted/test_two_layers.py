@@ -35,7 +35,7 @@ def test_two_layers(tmp_path, monkeypatch):
     steady_products(monkeypatch)
     for name in ("warmup_batches", "largest_batches", "largest_in_parts"):
         monkeypatch.setattr(backend, name, lambda *a, **how: iter(()))
-    monkeypatch.setattr(backend.TorchBackend, "_check", lambda *_: None)
+    monkeypatch.setattr(backend, "check_start", lambda *_: None)
     write_first_layers(2, tmp_path)
     query, items = f"Question: {TEXTS[0].query}\nSentence: ", TEXTS[0].items[:3]
     labels = [" yes", " no", " not at all"]

@@ -63,9 +63,9 @@ def choose_attention(
             return "triton"
         logger.warning("--attention is torch, which is slow on %s: %s", device.type, reason)
         return "torch"
-    if wanted not in _REASONS:
+    if wanted not in REASONS:
         raise ConfigError(f"--attention {wanted} needs --backend jax")
-    reason = _REASONS[wanted](model, device, dtype)
+    reason = REASONS[wanted](model, device, dtype)
     if deterministic and wanted not in ("torch", "triton"):
         reason = "not supported with --deterministic: the shapes of its calls depend on the batch"
     if reason is not None:
@@ -151,10 +151,11 @@ def _why_not_fa4(model: DecoderConfig, device: torch.device, dtype: torch.dtype)
     return hopper.why_not("attention", model.head_dim, group)
 
 
-_REASONS = {
+# Why the backend of a name cannot run; None if it can.
+REASONS = {
     "torch": _why_not_torch,
     "triton": _why_not_triton,
     "flashinfer": _why_not_flashinfer,
     "fa4": _why_not_fa4,
 }
-NAMES = tuple(_REASONS)
+NAMES = tuple(REASONS)

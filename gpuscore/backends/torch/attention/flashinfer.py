@@ -76,14 +76,14 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     padded = [np.pad(row, (0, width - len(row))) for row in positions]
     none = np.empty(0, np.int64)
     return ItemsLayout(
-        np.concatenate([none, *slots]),
-        np.concatenate([none, *rows]),
-        np.cumsum([0, *map(len, rows)]),
-        np.cumsum([0, *map(len, keys)]),
-        np.concatenate([none, *keys]),
-        np.array(prefix_lens, np.int64),
-        np.array(padded, np.int64).reshape(len(padded), width),
-        np.array(longest, np.int64),
+        slots=np.concatenate([none, *slots]),
+        rows=np.concatenate([none, *rows]),
+        queries=np.cumsum([0, *map(len, rows)]),
+        starts=np.cumsum([0, *map(len, keys)]),
+        keys=np.concatenate([none, *keys]),
+        prefix_lens=np.array(prefix_lens, np.int64),
+        positions=np.array(padded, np.int64).reshape(len(padded), width),
+        longest=np.array(longest, np.int64),
     )
 
 
@@ -130,10 +130,10 @@ class FlashInferAttention:
             tensor(layout.starts, torch.int32),
             tensor(layout.keys, torch.int32),
             tensor(np.diff(layout.starts) > 0, torch.int32),  # the tokens in each last page
-            self.config.num_heads,
-            self.config.num_kv_heads,
-            self.config.head_dim,
-            1,
+            num_qo_heads=self.config.num_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim_qk=self.config.head_dim,
+            page_size=1,
             causal=True,
             sm_scale=self.config.attention_scale,
             q_data_type=str(self.pool.dtype).removeprefix("torch."),

@@ -111,13 +111,13 @@ class TritonPass:
 def layout_of(batch: PackedBatch, page_size: int) -> Layout:
     """Return the parts of a batch that the kernels' tile tables are built from."""
     return Layout(
-        batch.positions,
-        batch.cu_seqlens,
-        batch.parent,
-        batch.request_of,
-        batch.prefix_lens,
-        batch.page_table,
-        page_size,
+        positions=batch.positions,
+        cu_seqlens=batch.cu_seqlens,
+        parent=batch.parent,
+        request_of=batch.request_of,
+        prefix_lens=batch.prefix_lens,
+        page_table=batch.page_table,
+        page_size=page_size,
     )
 
 

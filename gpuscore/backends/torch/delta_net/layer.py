@@ -102,7 +102,9 @@ class LinearPass:
         ends = net.convolved, product.shape[1] - 2 * net.num_value_heads
         mixed, gate, gates = product.tensor_split(ends, dim=1)
         tails, keys = model.pool.tails[layer], net.num_key_heads * net.key_dim
-        convolved = model.convolve(mixed, tails, layout.places, weights.conv, keys, net.key_dim)
+        convolved = model.convolve(
+            mixed, tails, layout.places, weights.conv, keys=keys, size=net.key_dim
+        )
         for kept in layout.kept:
             model.keep_tails(mixed, tails, kept)
         of_heads = gates, weights.decay, weights.bias

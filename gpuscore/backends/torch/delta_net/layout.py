@@ -51,7 +51,9 @@ class StateTables:
     def sizes(self) -> "StateSizes":
         (rows, before), kept = self.places.shape, len(self.kept)
         chunks = len(self.chunks) - 1
-        return StateSizes(rows, before, chunks, self.levels, self.held, kept, self.early)
+        return StateSizes(
+            rows, before, chunks, self.levels, held=self.held, kept=kept, early=self.early
+        )
 
     def on(self, device: torch.device) -> "DeltaLayout":
         """Upload the tables."""
@@ -137,7 +139,7 @@ def room_for(tokens: int, scored: int, kernel: int) -> StateSizes:
     chunks = min(tokens, tokens // LONGEST + 2 * scored + KEPT)
     going_on = min(scored, tokens // LONGEST + HELD + KEPT)
     levels = going_on, scored, going_on, scored
-    return StateSizes(tokens, kernel - 1, chunks, levels, HELD, KEPT, 0)
+    return StateSizes(tokens, kernel - 1, chunks, levels, held=HELD, kept=KEPT, early=0)
 
 
 def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
@@ -202,7 +204,8 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
     )
     levels = tuple(np.bincount(level).tolist())
     places, kept, chunks, begins, walks = (np.ascontiguousarray(x, dtype=np.int32) for x in arrays)
-    return StateTables(places, kept, chunks, begins, walks, levels, len(inner), int(early.sum()))
+    counts = {"held": len(inner), "early": int(early.sum())}
+    return StateTables(places, kept, chunks, begins, walks=walks, levels=levels, **counts)
 
 
 def _opens(bounds: Int32Array, alike: np.ndarray, share: bool) -> np.ndarray:

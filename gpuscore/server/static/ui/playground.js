@@ -177,10 +177,10 @@ async function ask(which) {
   const { name } = sides[which];
   try {
     const { task, taskName, form, info } = asked(which);
-    const { answer, milliseconds, stages } = await call(task.path, task.body(form, info));
+    const { answer, milliseconds } = await call(task.path, task.body(form, info));
     const result = task.read(answer, form, info);
     return {
-      name, task, taskName, form, info, result, milliseconds, stages,
+      name, task, taskName, form, info, result, milliseconds,
       tokens: result.tokens, cached: result.cached, model: answer.model,
     };
   } catch (error) {

@@ -6,12 +6,11 @@ import { hover, MOST_PROMPTS, promptLine, buildTree, sharing, showTree, tokenise
 
 const MOST_SHOWN = 1000;  // rows; the CSV has all
 
-/** The section of one request: summary, table, stages, tokens, export. */
+/** The section of one request: summary, table, tokens, export. */
 export function showRun(run) {
   const section = make("section", { class: "run", "aria-label": `Request ${run.name}` },
     make("h3", {}, `${run.name}: ${run.task.name}`),
     make("p", { class: "summary" }, summary(run)),
-    stages(run.stages),
     rowsTable(run));
   if (run.result.rows.length > MOST_SHOWN) {
     section.append(make("p", { class: "quiet" },
@@ -30,17 +29,6 @@ function summary(run) {
   const share = run.tokens ? ` (${percent(run.cached / run.tokens)})` : "";
   return `${run.model} · ${count(run.result.rows.length)} rows · ${count(run.tokens)} prompt tokens, ` +
     `${count(run.cached)} of them cached or shared${share} · ${run.milliseconds.toFixed(1)} ms in this browser`;
-}
-
-/** Stages from Server-Timing; without `--timing-headers` the server does not send them. */
-function stages(found) {
-  const parts = found.filter(([name]) => name !== "total");
-  if (parts.length === 0) {
-    return make("p", { class: "quiet" }, "Stages are shown if the server runs with --timing-headers.");
-  }
-  const total = Math.max(1e-9, ...found.map(([, milliseconds]) => milliseconds));
-  return make("dl", { class: "stages", "aria-label": "Stages" }, ...parts.map(([name, ms]) =>
-    make("div", {}, make("dt", {}, name), make("dd", {}, bar(ms / total, name), ` ${ms.toFixed(2)} ms`))));
 }
 
 function rowsTable(run) {

@@ -15,7 +15,7 @@ export class ServerError extends Error {
   }
 }
 
-/** @returns {Promise<{answer: any, milliseconds: number, stages: [string, number][]}>} */
+/** @returns {Promise<{answer: any, milliseconds: number}>} */
 export async function call(path, body) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -34,11 +34,7 @@ export async function call(path, body) {
       response.status, readError(text, response), response.headers.get("X-Request-Id"));
   }
   const isJson = (response.headers.get("Content-Type") ?? "").startsWith("application/json");
-  return {
-    answer: isJson ? JSON.parse(text) : text,
-    milliseconds,
-    stages: readStages(response.headers.get("Server-Timing") ?? ""),
-  };
+  return { answer: isJson ? JSON.parse(text) : text, milliseconds };
 }
 
 function readError(text, response) {
@@ -49,9 +45,4 @@ function readError(text, response) {
     // Something between this page and the server has answered, such as a proxy: shown as it is.
   }
   return { message: text.slice(0, 500) || response.statusText, code: "", param: null };
-}
-
-/** Read `name;dur=milliseconds, ...` of the header Server-Timing. */
-export function readStages(header) {
-  return [...header.matchAll(/([A-Za-z_]+);dur=([0-9.]+)/g)].map((m) => [m[1], Number(m[2])]);
 }

@@ -4,6 +4,7 @@ rows go into the prompts of the model's family, or are scored for all of its cla
 do not fit the model are refused before rows are read."""
 
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ ROWS = make_rows(300, queries=50)
 
 @pytest.fixture(autouse=True)
 def _short_pause(monkeypatch):
-    monkeypatch.setattr("gpuscore.commands.bulk.feeding.PAUSE", 0.01)
+    monkeypatch.setattr("gpuscore.commands.bulk.scoring.PAUSE", 0.01)
 
 
 def scored(tmp_path, loading):
@@ -33,7 +34,7 @@ def scored(tmp_path, loading):
     _, bad_rows = run(source, output, loading)
     rows = read_jsonl(output)
     path = tmp_path / "out.jsonl.bad.jsonl"
-    bad = {row["row"] - 1 for row in read_jsonl(path)} if bad_rows else set()
+    bad = {row["line"] - 1 for row in read_jsonl(path)} if bad_rows else set()
     good = [row for row in ROWS if row["id"] not in bad]
     assert [row["id"] for row in rows] == [row["id"] for row in good], "once each, in order"
     check(good, [row["scores"] for row in rows])
@@ -189,6 +190,42 @@ def test_a_row_that_ends_every_engine_is_bad_and_the_others_are_scored(tmp_path)
     assert losses[-3:] == [1, 1, 1]
     (bad,) = read_jsonl(tmp_path / "out.jsonl.bad.jsonl")
     assert bad["reason"] == "internal_error: the engine was lost 3 times while it had this row"
+
+
+def test_what_was_in_flight_beside_a_deadly_row_is_not_blamed(tmp_path):
+    """An engine's end loses all that it has; what was lost twice is sent alone."""
+    deadly = encoder().plain_ids(ROWS[17]["query"] + ROWS[17]["item"]).tolist()
+
+    def around(engine):
+        score_all, lock, flying = engine.score_all, threading.Lock(), []
+
+        def ends(request):
+            query = request.query_ids.tolist()
+            return any(query + item.tolist() == deadly for item in request.item_ids)
+
+        def answer(request, future):
+            time.sleep(0.02)  # others are sent meanwhile
+            with lock:
+                lost = list(flying) if ends(request) else []
+                flying[:] = [one for one in flying if one not in (*lost, future)]
+            if lost:
+                for one in lost:
+                    one.set_exception(Unavailable("the engine stopped"))
+            elif not future.done():
+                future.set_result(score_all([request])[0].result())
+
+        def sent(requests):
+            futures = [Future() for _ in requests]
+            with lock:
+                flying.extend(futures)
+            for request, future in zip(requests, futures, strict=True):
+                threading.Thread(target=answer, args=(request, future)).start()
+            return futures
+
+        engine.score_all = sent
+        return engine
+
+    assert scored(tmp_path, lambda: fake_model(around)) == {ROWS[17]["id"]}
 
 
 RANKER = PromptFamily(
