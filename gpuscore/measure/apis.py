@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpuscore.measure.scenarios import MARK, BenchRequest
+from gpuscore.measure.scenarios import BenchRequest
 from gpuscore.measure.workload import Ids
 
 LABELS = [11, 23]  # token ids whose probability is asked for while the clock runs
@@ -38,24 +38,19 @@ class Api:
     def encode(self, ask: BenchRequest, model: str, labels: Ids = LABELS) -> bytes:
         return msgspec.json.encode(self.body(ask, model, labels))
 
-    def read(self, body: bytes, ask: BenchRequest) -> Rows:
-        """Return a row per item, or per candidate of a set; raise ValueError for a malformed
-        answer."""
+    def read(self, body: bytes, items: int) -> Rows:
+        """Return a row per item; raise ValueError for a malformed answer."""
         try:
-            rows: Any = self.rows(msgspec.json.decode(body))
-            rows = rows if ask.candidates == 1 else [row for of_set in rows for row in of_set]
-            numbers = (score for row in rows for score in row)
-            if len(rows) == ask.scored and all(map(math.isfinite, numbers)):
-                return [*rows]
+            rows = self.rows(msgspec.json.decode(body))
+            if len(rows) == items and all(math.isfinite(score) for row in rows for score in row):
+                return rows
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(f"no scores in an answer: {error!r}") from error
-        said = f"{len(rows)} rows of scores, or some not finite, for {ask.scored} items"
-        raise ValueError(said)
+        raise ValueError(f"{len(rows)} rows of scores, or some not finite, for {items} items")
 
 
 def _score_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
-    body = {"model": model, "query": ask.query, "items": ask.items, "label_token_ids": labels}
-    return body if ask.candidates == 1 else body | {"score_extraction_token_id": MARK}
+    return {"model": model, "query": ask.query, "items": ask.items, "label_token_ids": labels}
 
 
 def _generative_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:

@@ -12,10 +12,7 @@ from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags,
 from gpuscore.config.sources import Settings
 
 # Copies of the keys of SCENARIOS, APIS and SIZES, whose modules import NumPy.
-SCENARIOS = (
-    *("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency"),
-    *("setwise", "text"),
-)
+SCENARIOS = ("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency", "text")
 APIS = ("score", "generative", "completions")
 SIZES = ("text", "quick", "standard", "full", "bench")
 

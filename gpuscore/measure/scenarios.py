@@ -13,29 +13,19 @@ from gpuscore.measure.workload import TEXT, Ids, read_texts
 SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
 LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
 IN_FLIGHT = (128, 512, 1024)
-MARK = 0  # the token after each candidate of a set, at which it is scored
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A query and the items to be scored after it, all texts or all token ids.
-
-    With `candidates` over 1 each item is a set of as many, scored after each MARK.
-    """
+    """A query and the items to be scored after it, all texts or all token ids."""
 
     query: str | Ids
     items: Sequence[str | Ids]
-    candidates: int = 1
-
-    @property
-    def scored(self) -> int:
-        """Number of rows of scores."""
-        return len(self.items) * self.candidates
 
     def chunks(self, size: int | None) -> "Iterator[BenchRequest]":
         """Yield requests of at most so many items, each with the whole query; None: one request."""
         for start in range(0, len(self.items), size or len(self.items)):
-            yield replace(self, items=self.items[start : start + (size or len(self.items))])
+            yield BenchRequest(self.query, self.items[start : start + (size or len(self.items))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,6 @@ class Way:
         seconds: of arrivals.
         cold: the static tokens are different in each request, too.
         decodes: sent as /v1/completions, which reads the prompts and decodes a token.
-        candidates: of each item, which is a set of them if they are several.
         share: of the requests that are sent.
     """
 
@@ -86,7 +75,6 @@ class Way:
     seconds: float = 120.0
     cold: bool = False
     decodes: bool = False
-    candidates: int = 1
     share: float = 1.0
 
     @property
@@ -164,15 +152,6 @@ SCENARIOS = {
             ),
             "prefill plus decode",
         ),
-        Scenario(
-            "setwise",
-            "100 sets of 10 candidates",
-            (
-                Way("sets", Shape(2000, 0, 100, 210), candidates=10),
-                Way("single", Shape(2000, 0, 1000, 21), chunk=1),
-            ),
-            "single",
-        ),
         Scenario(TEXT, "real sentences, or --input", (), "sequential"),  # the ways depend on them
     )
 }
@@ -194,10 +173,6 @@ def text_scenario(path: Path) -> Scenario:
     if shape.items > SEQUENTIAL:
         ways.append(Way("sequential", shape, len(asks), chunk=SEQUENTIAL))
     return replace(SCENARIOS[TEXT], source=path.name, ways=tuple(ways), asks=tuple(asks))
-
-
-def _unmarked(ids: Ids) -> Ids:
-    return [MARK + 1 if id == MARK else id for id in ids]
 
 
 class Draws:
@@ -232,13 +207,7 @@ class Draws:
         shape = way.shape
         first = self._ids(rng, shape.static) if way.cold else static
         query = [*first, *self._ids(rng, shape.new)]
-        items = [self._ids(rng, shape.item) for _ in range(shape.items)]
-        if way.candidates > 1:
-            query, items = _unmarked(query), [*map(_unmarked, items)]
-            each = shape.item // way.candidates
-            for item in items:
-                item[each - 1 :: each] = [MARK] * way.candidates
-        return BenchRequest(query, items, way.candidates)
+        return BenchRequest(query, [self._ids(rng, shape.item) for _ in range(shape.items)])
 
     def _ids(self, rng: np.random.Generator, length: int) -> Ids:
         ids: Ids = rng.integers(0, self._vocab, length).tolist()
