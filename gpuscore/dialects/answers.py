@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gpuscore.dialects.wire import FailedItems, ShortUsage, TokenUsage, about
 
@@ -146,6 +147,13 @@ class CompletionChoice(msgspec.Struct):
     text: Annotated[str, about("The prompt, with `echo`, and the next token, with `max_tokens` 1.")]
     logprobs: Annotated[Logprobs | None, about("If asked for.")]
     finish_reason: Annotated[str, about("Always `length`.")] = "length"
+    prompt_token_id_logprobs: Annotated[
+        list[list[float]] | UnsetType,
+        about(
+            "With `prompt_logprob_token_ids`: for each row from `prompt_logprob_start` on, the "
+            "natural logarithms of its tokens' probabilities, in the order of the request."
+        ),
+    ] = UNSET
 
 
 class CompletionAnswer(AnswerHead):
