@@ -70,7 +70,7 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
     size; its forward passes leave zeros."""
     from gpuscore_kernels.cached_launch import CachedLaunch
     from gpuscore_kernels.label_head import triton as label_head
-    from graphs.models import EmptyFiles
+    from graphs.models import empty_files
     from support.model_configs import QWEN3_06B
 
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         dtype, device = torch.bfloat16, torch.device("cpu")
         architecture = read_architecture(RawConfig(QWEN3_06B | NARROW))
-        files = EmptyFiles(Path(), architecture, "pt", device=device.type)
+        files = stack.enter_context(empty_files(Path(), architecture, "pt", device=device.type))
         form = loader.WeightFormat(dtype, device)
         weights = loader.Checkpoint(files, architecture, form).read()
         decoder = Decoder(architecture.config, weights, in_triton, own="triton")

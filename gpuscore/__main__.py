@@ -5,18 +5,11 @@ process without a traceback. Output that cannot be written causes no traceback e
 themselves are in `cli`.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select
 import signal
 import sys
-
-TYPE_CHECKING = False  # not from typing, whose import takes longer than all the others here
-if TYPE_CHECKING:
-    from types import FrameType
-    from typing import TextIO
 
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 EXIT_FAILED = 1
@@ -29,10 +22,10 @@ def main() -> int:
     """Run the console script and return the exit code."""
     _open_standard_streams()
     _end_at_signals()
-    from gpuscore.commands.cli import (
-        main as run,  # after the signals, as this takes a tenth of a second
-    )
+    # After the signals, as this takes a tenth of a second.
+    from gpuscore.commands.cli import main as run
 
+    code, refused = 0, None
     try:
         code = run()
     except SystemExit as ended:  # argparse has printed help or an error
@@ -42,10 +35,16 @@ def main() -> int:
     except OSError as error:
         if error.errno not in UNWRITABLE or (error.errno == errno.EPIPE and not _reader_left()):
             raise
-        return _unwritten(error)
-    refused = _refusal(sys.stdout)
-    _drop_unwritable(sys.stderr, STANDARD_ERROR)
-    return code if refused is None else _unwritten(refused, code)
+        refused = error
+    unflushed = _flush("stdout", STANDARD_OUTPUT)
+    refused = refused or unflushed
+    if isinstance(refused, BrokenPipeError):  # its reader has closed it, which is not reported
+        code = code or EXIT_SIGNAL + signal.SIGPIPE
+    elif refused is not None:
+        print(f"gpuscore: the output cannot be written: {refused.strerror}", file=sys.stderr)
+        code = code or EXIT_FAILED
+    _flush("stderr", STANDARD_ERROR)
+    return code
 
 
 def _open_standard_streams() -> None:
@@ -65,33 +64,8 @@ def _end_at_signals() -> None:
     """
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_SIGNAL + number)  # an exception during an import would print a traceback
-
-
-def _refusal(stream: TextIO) -> OSError | None:
-    """Flush a stream; return the error if its output cannot be written."""
-    try:
-        stream.flush()
-    except OSError as error:
-        return error
-    return None
-
-
-def _unwritten(error: OSError, code: int = 0) -> int:
-    """Return the exit code of a command whose output could not be written, and report the error.
-
-    A pipe whose reader has closed it is not reported.
-    """
-    _drop_unwritable(sys.stdout, STANDARD_OUTPUT)
-    if isinstance(error, BrokenPipeError):
-        return code or EXIT_SIGNAL + signal.SIGPIPE
-    print(f"gpuscore: the output cannot be written: {error.strerror}", file=sys.stderr)
-    _drop_unwritable(sys.stderr, STANDARD_ERROR)
-    return code or EXIT_FAILED
+            # An exception during an import would print a traceback.
+            signal.signal(number, lambda number, _: os._exit(EXIT_SIGNAL + number))
 
 
 def _reader_left() -> bool:
@@ -101,12 +75,17 @@ def _reader_left() -> bool:
     return bool(poll.poll(0))
 
 
-def _drop_unwritable(stream: TextIO, descriptor: int) -> None:
-    """Redirect an unwritable stream to null, because a failed flush at exit sets exit code 120."""
-    if _refusal(stream) is not None:
+def _flush(name: str, descriptor: int) -> OSError | None:
+    """Flush a standard stream; return the error if its output cannot be written, and redirect it to
+    null, because a failed flush at exit sets exit code 120."""
+    try:
+        getattr(sys, name).flush()
+    except OSError as error:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
         os.close(null)
+        return error
+    return None
 
 
 if __name__ == "__main__":

@@ -110,9 +110,8 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def score(self, /, query: Any, items: Any, **fields: Any) -> answers.ScoreAnswer:
         """Return the labels' probabilities after each `query + item`: POST /v1/score."""
-        return await self._ask(
-            answers.ScoreAnswer, "/v1/score", {"query": query, "items": items, **fields}
-        )
+        body = {"query": query, "items": items, **fields}
+        return await self._ask(answers.ScoreAnswer, "/v1/score", body)
 
     async def rerank(self, /, query: str, documents: Any, **fields: Any) -> answers.RerankAnswer:
         """Rank documents by relevance to a query, best first: POST /v1/rerank."""
@@ -137,8 +136,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def models(self) -> list[str]:
         """Return the names of the served models: GET /v1/models."""
-        models = await self._ask(_Models, "/v1/models", None)
-        return [model.id for model in models.data]
+        return [model.id for model in (await self._ask(_Models, "/v1/models", None)).data]
 
     async def aclose(self) -> None:
         """Close the connections."""

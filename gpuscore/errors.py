@@ -5,7 +5,6 @@ class's docstring: the meaning of its code, then the remedy.
 """
 
 import re
-from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -29,14 +28,6 @@ class GpuscoreError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after  # seconds
-
-    @property
-    def type(self) -> str:
-        """The error type in OpenAI's terms. After an "invalid_request_error", LiteLLM never retries
-        the request, whatever the status is."""
-        if self.status == Overloaded.status:
-            return "rate_limit_error"
-        return "invalid_request_error" if self.status < 500 else "server_error"
 
 
 class InvalidRequest(GpuscoreError, status=400):
@@ -81,6 +72,13 @@ class EmptyPrompt(GpuscoreError, status=400):
     """
 
 
+class NoExtractionToken(GpuscoreError, status=400):
+    """An item does not hold the token of `score_extraction_token`, so nothing can be read there.
+
+    Remedy: Put the token after each candidate of the item.
+    """
+
+
 class PromptTooLong(GpuscoreError, status=400):
     """A prompt, with a label of several tokens after it, is longer than the model or
     `--max-model-len` allows.
@@ -97,7 +95,7 @@ class TooManyItems(GpuscoreError, status=400):
 
 
 class TooManyLabels(GpuscoreError, status=400):
-    """An item has more labels than `--max-labels`.
+    """An item has more labels than `--max-labels`, or all rows together more than an answer holds.
 
     Remedy: Ask for fewer labels, or raise the limit.
     """
@@ -234,12 +232,9 @@ class LoadTimeout(EngineFailed):
     """The model was not ready in time when the server started; another start may succeed."""
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and, once each, the errors that led to it."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        cause = waiting.pop()
-        if id(cause) not in seen:
-            seen.add(id(cause))
-            yield cause
-            waiting += filter(None, (cause.__cause__, cause.__context__))
+def causes(error: BaseException) -> list[BaseException]:
+    """Return an error and, once each, the errors that led to it."""
+    found = [error]
+    for cause in found:  # it grows
+        found += filter(None, {cause.__cause__, cause.__context__} - {*found})
+    return found

@@ -26,13 +26,6 @@ def batch(tmp_path, *flags):
     return main(["batch", "demo", "--input", str(path), "--output", output, *flags])
 
 
-@pytest.mark.parametrize("flag", ["--full-vocabulary", "--temperature", "--strict"])
-def test_a_flag_that_is_not_there(tmp_path, capsys, flag):
-    with pytest.raises(SystemExit, match="2"):
-        batch(tmp_path, "--labels", "yes,no", flag)
-    assert f"there is no {flag}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [

@@ -138,10 +138,3 @@ def test_a_model_that_does_not_fit_comes_with_a_setting_that_does(large, capsys)
 def test_what_cannot_be_planned(large, words, code, message, capsys):
     assert main(["info", large, *words]) == code
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("size", ["24GB", "0", "-1", "x"])
-def test_sizes_that_are_none(size, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["info", "demo", f"--device-memory={size}"])
-    assert "must be a size such as 512MiB or 4GiB" in capsys.readouterr().err

@@ -125,17 +125,16 @@ def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
     A flag that is not given sets nothing in the namespace: `sources` adds the defaults.
     """
     for config in configs:
-        names = [item.name for item in options(config)]
-        add_some_flags(parser, (config.__doc__ or "").rstrip("."), config, names)
+        add_some_flags(parser, (config.__doc__ or "").rstrip("."), config)
 
 
 def add_some_flags(
-    parser: argparse.ArgumentParser, title: str, config: type, names: Collection[str]
+    parser: argparse.ArgumentParser, title: str, config: type, names: Collection[str] | None = None
 ) -> None:
-    """Add a group of only these fields of a configuration dataclass."""
+    """Add a group of the fields of a configuration dataclass, or of only these."""
     group = parser.add_argument_group(title)
     for item in options(config):
-        if item.name in names:
+        if names is None or item.name in names:
             _add_flag(group, item)
 
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gpuscore.dialects.wire import FailedItems, ShortUsage, TokenUsage, about
 
@@ -25,21 +26,22 @@ class ScoreAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of POST /v1/score."""
 
     scores: Annotated[
-        list[list[float] | None],
+        list[list[float | list[float]] | None],
         about(
             "A row per item and a number per label, in the request's order; null for an item in "
-            "`errors`."
+            "`errors`. With `score_extraction_token` a list of rows per item; so are "
+            "`label_logprobs`, and `label_mass` is a list of numbers."
         ),
     ]
     model: AnsweredModel
     usage: TokenUsage
     object: Annotated[str, about("Always `scoring`.")]
     label_logprobs: Annotated[
-        list[list[float] | None] | None,
+        list[list[float | list[float]] | None] | None,
         about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
     ] = None
     label_mass: Annotated[
-        list[float | None] | None,
+        list[float | list[float] | None] | None,
         about(
             "Per item, the probability of all its labels together. A label that continues another "
             "one does not count, because its probability is part of the other's."
@@ -145,6 +147,13 @@ class CompletionChoice(msgspec.Struct):
     text: Annotated[str, about("The prompt, with `echo`, and the next token, with `max_tokens` 1.")]
     logprobs: Annotated[Logprobs | None, about("If asked for.")]
     finish_reason: Annotated[str, about("Always `length`.")] = "length"
+    prompt_token_id_logprobs: Annotated[
+        list[list[float]] | UnsetType,
+        about(
+            "With `prompt_logprob_token_ids`: for each row from `prompt_logprob_start` on, the "
+            "natural logarithms of its tokens' probabilities, in the order of the request."
+        ),
+    ] = UNSET
 
 
 class CompletionAnswer(AnswerHead):

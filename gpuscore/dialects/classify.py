@@ -129,7 +129,7 @@ def encode_classify(prepared: PreparedBody[ClassifyBody]) -> Iterator[bytes]:
             rows = logits if raw else classes.probabilities(logits)
             masses = [None] * len(best)
             if request is not None:
-                masses = label_mass(part, request, items).tolist()
+                masses = label_mass(part, request, request.label_ids[items]).tolist()
             classified = zip(best, rows.tolist(), masses, strict=True)
             for index, (first, probs, mass) in enumerate(classified, start):
                 row = ClassifiedText(index, labels[first], probs, len(labels))

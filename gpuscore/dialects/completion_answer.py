@@ -1,6 +1,6 @@
 """The answer of /v1/completions, made one prompt and a few positions at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.dialects.answers import CompletionAnswer, CompletionChoice, Logprobs
+from gpuscore.dialects.candidates import MAX_CANDIDATES, Answered, Candidates
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
@@ -52,12 +53,14 @@ class SentPrompts:
         texts: as they were sent; None if they were token ids.
         encoder: the model's tokenizer, if it has one.
         vocab_rows: number of the model's token ids.
+        candidates: whose log-probabilities are asked for.
     """
 
     ids: Sequence[Int32Array]
     texts: Sequence[str] | None
     encoder: TextEncoder | None
     vocab_rows: int
+    candidates: Candidates | None = None
 
     def text(self, index: int, say: "TokenTexts") -> str:
         """Return the text of a prompt, which `say` gives token by token without a tokenizer."""
@@ -72,6 +75,8 @@ class SentPrompts:
         tokens = sum(map(len, self.ids))
         count = (tokens if asked.every_position else 0) + (prompts if asked.next_token else 0)
         size = prompts * (_CHOICE_BYTES + token)
+        if self.candidates is not None:
+            size += NUMBER_BYTES * self.candidates.count(self.ids) + 3 * tokens
         if asked.logprobs is not None:
             entry = token + NUMBER_BYTES
             top = asked.logprobs and 3 + entry * (asked.logprobs + 1)
@@ -204,6 +209,7 @@ def completion_json(
     asked: CompletionOptions,
     cached_tokens: int,
     head: tuple[str, str, int, str],
+    candidates: Mapping[int, Answered],
 ) -> Iterator[bytes]:
     """Yield the answer as JSON, in pieces.
 
@@ -212,6 +218,7 @@ def completion_json(
         asked: the parts that the request asks for.
         cached_tokens: for the usage.
         head: the values that the answer begins with.
+        candidates: of each prompt, if they were asked for.
     """
     prompts = sent.ids
     rows = _rows(prompts, answered, asked.every_position)
@@ -227,13 +234,21 @@ def completion_json(
         for index, prompt in enumerate(prompts):
             yield b"," if index else b"["
             text = sent.text(index, say) if asked.echo else ""
-            yield from _choice(index, text, _Entries(prompt, rows[index], asked, say))
+            entries, extra = _Entries(prompt, rows[index], asked, say), list[Iterator[bytes]]()
+            if sent.candidates is not None:
+                start = sent.candidates.start
+                skipped = start if asked.every_position else 0
+                found = candidates[index].lists(skipped, len(prompt) - 1 - start)
+                extra = [list_json(found, max(1, NUMBERS // MAX_CANDIDATES))]
+            yield from _choice(index, text, entries, *extra)
         yield b"]"
 
     yield from in_pieces(answer, choices())
 
 
-def _choice(index: int, text: str, entries: "_Entries") -> Iterator[bytes]:
+def _choice(
+    index: int, text: str, entries: "_Entries", *candidates: Iterator[bytes]
+) -> Iterator[bytes]:
     asked = entries.asked
     texts = [text, entries.say(int(entries.rows.best_ids[-1]))] if asked.next_token else [text]
     shown = None if asked.logprobs is None else Logprobs(HOLE, HOLE, HOLE, HOLE)
@@ -246,7 +261,10 @@ def _choice(index: int, text: str, entries: "_Entries") -> Iterator[bytes]:
             top if asked.logprobs else iter([b"null"]),
             list_json(entries.offsets()),
         ]
-    return in_pieces(CompletionChoice(index, HOLE, shown), text_json(*texts), *lists)
+    choice = CompletionChoice(index, HOLE, shown)
+    if candidates:
+        choice.prompt_token_id_logprobs = HOLE
+    return in_pieces(choice, text_json(*texts), *lists, *candidates)
 
 
 @dataclass(frozen=True, slots=True)

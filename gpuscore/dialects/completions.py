@@ -6,9 +6,11 @@ nothing; other values are refused, and the error names the field.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Annotated, Any
 
 from gpuscore.dialects.answers import CompletionAnswer
+from gpuscore.dialects.candidates import IDS, START, Answered, Candidates, apart
 from gpuscore.dialects.completion_answer import (
     AnsweredPrompts,
     CompletionOptions,
@@ -23,8 +25,8 @@ from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.joining import PromptBuilder, Prompts
-from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix, sorted_order
-from gpuscore.types.request import MAX_TOP, ScoreRequest
+from gpuscore.types.batch import BackendLimits, Int32Array, Rows, common_prefix, sorted_order
+from gpuscore.types.request import MAX_TOP, Readouts, ScoreRequest
 
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
 # share. Each gets as large a share of every batch as another caller's request.
@@ -58,6 +60,18 @@ class CompletionBody(ScoringBody):
             "the most probable tokens at each position."
         ),
     ] = None
+    prompt_logprob_token_ids: Annotated[
+        list[int | list[int]] | None,
+        about(
+            "With `echo`: adds `prompt_token_id_logprobs`, the log-probabilities of these tokens "
+            "after the tokens of each prompt, in order. One list for all rows, or for a single "
+            "prompt a list per row, of any lengths up to 256."
+        ),
+    ] = None
+    prompt_logprob_start: Annotated[
+        int | None,
+        about("The first of these rows; row r belongs to the prompt's token r + 1.", 0),
+    ] = None
     add_special_tokens: Annotated[
         bool | None, about("true: texts get the tokenizer's special tokens.", True)
     ] = None
@@ -84,10 +98,18 @@ class CompletionBody(ScoringBody):
 
 def _check(body: CompletionBody) -> None:
     _check_tokens(body)
+    _check_candidates(body)
     if not body.prompt and body.prompt != "":
         raise InvalidRequest("prompt is required", param="prompt")
     if isinstance(body.prompt, list) and len(set(map(type, body.prompt))) > 1:
         raise MixedInputTypes("prompts must be all text or all token ids", param="prompt")
+
+
+def _check_candidates(body: CompletionBody) -> None:
+    if body.prompt_logprob_token_ids is not None and not body.echo:
+        raise InvalidRequest(f"{IDS} needs echo", param=IDS)
+    if body.prompt_logprob_start is not None and body.prompt_logprob_token_ids is None:
+        raise InvalidRequest(f"{START} needs {IDS}", param=START)
 
 
 def _check_tokens(body: CompletionBody) -> None:
@@ -125,17 +147,22 @@ def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody
     builder, special = model.prompts.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt")
     texts = body.prompts if isinstance(body.prompts[0], str) else None
-    notes = SentPrompts(prompts, texts, builder.encoder, builder.backend.vocab_rows)
+    candidates, ids = None, body.prompt_logprob_token_ids
+    if ids is not None:
+        candidates = Candidates.read(ids, body.prompt_logprob_start or 0, prompts, builder.checks)
+    notes = SentPrompts(prompts, texts, builder.encoder, builder.backend.vocab_rows, candidates)
     total = sum(map(len, prompts))
-    if not body.asked.every_position:
+    if not body.asked.every_position and candidates is None:
         request = _next_token(builder, body, prompts) if body.max_tokens else None
         return PreparedBody(body, request, total, notes)
-    _check_total(builder, body, total)
-    request = _every_position(builder, body, prompts)
+    if body.asked.every_position:
+        _check_total(builder, body, total)
+    request = _rows_of_prompts(builder, body, prompts, candidates)
     groups = alike(prompts, MAX_GROUPS)
     if len(groups) == 1:
         return PreparedBody(body, request, total, notes)
-    parts = [_every_position(builder, body, [prompts[i] for i in group]) for group in groups]
+    of_groups = ([prompts[place] for place in group] for group in groups)
+    parts = [_rows_of_prompts(builder, body, group, candidates) for group in of_groups]
     return PreparedBody(body, request, total, notes, parts=tuple(parts), places=groups)
 
 
@@ -150,20 +177,32 @@ def _check_total(builder: PromptBuilder, body: CompletionBody, total: int) -> No
         )
 
 
-def _every_position(
-    builder: PromptBuilder, body: CompletionBody, prompts: Sequence[Int32Array]
+def _rows_of_prompts(
+    builder: PromptBuilder,
+    body: CompletionBody,
+    prompts: Sequence[Int32Array],
+    candidates: Candidates | None,
 ) -> ScoreRequest:
-    """Return the engine's request for prompts that begin alike."""
-    labels = tuple(map(following, prompts))
-    cut = positions_cut(prompts, builder.backend)
+    """Return the engine's request for prompts that begin alike: every row, or with candidates
+    alone the rows that have some."""
+    cut, asked = positions_cut(prompts, builder.backend), body.asked
+    items = tuple(prompt[cut:] for prompt in prompts)
+    labels = [*map(following, prompts)]
+    every = [Rows.every(len(prompt)) for prompt in prompts]
+    if candidates is not None:
+        pairs = zip(prompts, labels, strict=True)
+        options = asked.every_position, asked.next_token
+        made = [candidates.rows(prompt, own, *options) for prompt, own in pairs]
+        every, labels = [rows for rows, _ in made], [ids for _, ids in made]
+    query, of_query = every[0].part(0, cut)
+    parts = [rows.part(cut, len(prompt)) for rows, prompt in zip(every, prompts, strict=True)]
     return ScoreRequest(
         prompts[0][:cut],
-        tuple(prompt[cut:] for prompt in prompts),
-        tuple(ids[cut:] for ids in labels),
+        items,
+        tuple(ids[own] for ids, (_, own) in zip(labels, parts, strict=True)),
         need_lse=True,
-        num_top=_num_top(body, builder),
-        every_position=True,
-        query_labels=labels[0][:cut] if cut else None,
+        num_top=_num_top(body, builder) if asked.every_position or asked.next_token else 0,
+        readouts=Readouts.of([query, *(rows for rows, _ in parts)], labels[0][of_query]),
         **body.terms._asdict(),
     )
 
@@ -202,10 +241,17 @@ def encode_completion(prepared: PreparedBody[CompletionBody]) -> Iterator[bytes]
     asked, results, places = prepared.parts, prepared.results, prepared.places
     if prepared.result is not None:  # of the undivided request
         asked, results, places = (prepared.asked,), (prepared.result,), [range(len(sent.ids))]
-    shared = [len(request.query_ids) for request in asked]
+    shared, candidates = [len(request.query_ids) for request in asked], dict[int, Answered]()
+    options, head = prepared.body.asked, prepared.head("text_completion")
+    if sent.candidates is not None:
+        found = [*map(apart, asked, results, repeat(options.every_position))]
+        results = [result for result, _ in found]
+        for group, (_, rows) in zip(places, found, strict=True):
+            candidates.update(zip(group, rows, strict=True))
     answered = [*map(AnsweredPrompts, places, shared, results)]
-    head = prepared.head("text_completion")
-    return completion_json(sent, answered, prepared.body.asked, prepared.cached_tokens, head=head)
+    if not options.every_position and not options.next_token:
+        answered = []
+    return completion_json(sent, answered, options, prepared.cached_tokens, head, candidates)
 
 
 COMPLETIONS = Dialect(

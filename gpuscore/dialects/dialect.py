@@ -229,6 +229,21 @@ def list_json(rows: Iterable[object], size: int = NUMBERS) -> Iterator[bytes]:
     yield b"[]" if before == b"[" else b"]"
 
 
+def lists_json(
+    entries: Iterator[object], counts: Iterable[int | None], size: int
+) -> Iterator[bytes]:
+    """Yield the JSON of a list of lists, which take so many entries each in turn; None is null."""
+    before = b"["
+    for count in counts:
+        yield before
+        if count is None:
+            yield b"null"
+        else:
+            yield from list_json(islice(entries, count), size)
+        before = b","
+    yield b"[]" if before == b"[" else b"]"
+
+
 def text_json(*texts: str) -> Iterator[bytes]:
     """Yield the JSON string of these texts joined, CHARS characters at a time."""
     yield b'"'

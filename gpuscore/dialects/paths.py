@@ -26,7 +26,7 @@ OPEN_PATHS = (*PROBE_PATHS, *UI_PATHS, DOCS_PATH, "/openapi.json")
 ALIASES, REFUSED = "Aliases", "Always refused"
 GROUPS = {
     "Score": SCORE_PATHS[:1],
-    "Rank": (JINA_RERANK_PATH,),
+    "Rank": (JINA_RERANK_PATH, TEXT_RANKING_PATH),
     "Classify": (CLASSIFY_PATHS[1],),
     "Tokens": (COMPLETIONS_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, TOKENIZER_INFO_PATH),
     "Models": (MODELS_PATH, "/info"),

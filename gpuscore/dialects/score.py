@@ -21,6 +21,7 @@ from gpuscore.dialects.dialect import (
     error_bytes,
     in_pieces,
     list_json,
+    lists_json,
 )
 from gpuscore.dialects.pairs import (
     PairsBody,
@@ -40,11 +41,13 @@ from gpuscore.types.batch import Float64Array
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreResult
 from gpuscore.types.results import (
+    by_row,
     check_temperature,
     label_logprobs,
     label_mass,
     label_scores,
     per_token,
+    rows_apart,
     spread,
 )
 
@@ -88,7 +91,16 @@ def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
         item_first=bool(body.item_first),
         need_lse=bool(whole),
         terms=body.terms,
+        extraction=_extraction(body),
     )
+
+
+def _extraction(body: ScoreBody) -> str | int | None:
+    text, id = body.score_extraction_token, body.score_extraction_token_id
+    if text is not None and id is not None:
+        name = "score_extraction_token"
+        raise InvalidRequest(f"{name} and {name}_id exclude each other", param=name)
+    return id if text is None else text
 
 
 def check_score(body: ScoreBody | PairsBody, model: LoadedModel | None) -> None:
@@ -126,8 +138,9 @@ def score_bytes(prepared: PreparedBody[Any]) -> int:
     request, rows = prepared.request, body.num_items
     labels = 0
     if request is not None:
-        same = request.trie and len(request.trie.sequences) * len(request.label_ids)
+        same = request.trie and len(request.trie.sequences) * request.num_rows
         labels = same or sum(map(len, request.label_ids))
+        rows += request.num_rows if request.readouts else 0
     tables = 2 if body.return_label_logprobs else 1
     masses = NUMBER_BYTES * rows if body.return_label_mass else 0
     return tables * (NUMBER_BYTES * labels + 5 * rows) + masses + error_bytes(prepared.errors)
@@ -140,9 +153,11 @@ def encode_score(prepared: PreparedBody[Any]) -> Iterator[bytes]:
     body: ScoreBody = prepared.body
     request = prepared.request
 
-    def masses(part: ScoreResult, items: slice) -> Iterable[Float64Array]:
+    labels = () if request is None else rows_apart(request.label_ids, request)
+
+    def masses(part: ScoreResult, rows: slice) -> Iterable[Float64Array]:
         assert request is not None  # noqa: S101  (it has a result)
-        return label_mass(part, request, items)
+        return label_mass(part, request, labels[rows])
 
     tables = [_scores_json(prepared)]
     if body.return_label_logprobs:
@@ -178,11 +193,19 @@ def _scores_json(prepared: PreparedBody[Any]) -> Iterator[bytes]:
 def _table(
     prepared: PreparedBody[Any], compute: Callable[[ScoreResult, slice], Iterable[Float64Array]]
 ) -> Iterator[bytes]:
-    """Return a JSON list with an entry per item, null for those with errors."""
-    result = prepared.result
-    step = NUMBERS if result is None else max(1, NUMBERS // max(map(len, result.label_logits)))
-    rows = () if result is None else _rows(result, step, compute)
-    return list_json(spread(rows, prepared.errors or (), prepared.body.num_items), step)
+    """Return a JSON list with an entry per item, null for those with errors: its row, or a list of
+    its rows."""
+    result, request = prepared.result, prepared.request
+    errors, count = prepared.errors or (), prepared.body.num_items
+    if result is None or request is None:
+        return list_json(spread((), errors, count))
+    result = by_row(result, request)
+    step = max(1, NUMBERS // max(map(len, result.label_logits)))
+    rows = _rows(result, step, compute)
+    if request.readouts is None:
+        return list_json(spread(rows, errors, count), step)
+    counts = map(len, request.readouts.places[1:])
+    return lists_json(rows, spread(counts, errors, count), step)
 
 
 def _rows(
@@ -190,10 +213,10 @@ def _rows(
     step: int,
     compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
 ) -> Iterator[Any]:
-    """Yield the results of `compute`, `step` items at a time, as Python's numbers or lists."""
+    """Yield the results of `compute`, `step` rows at a time, as Python's numbers or lists."""
     for start in range(0, len(result.label_logits), step):
-        items = slice(start, start + step)
-        for row in compute(result.part(items), items):
+        some = slice(start, start + step)
+        for row in compute(result.part(some), some):
             yield row.tolist()
 
 

@@ -84,6 +84,17 @@ class ScoreBody(ItemsBody):
         about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
     ] = None
     return_label_mass: ReturnMass = None
+    score_extraction_token: Annotated[
+        str | None,
+        about(
+            "The text of one token. Each item is scored after every occurrence of it, in one pass: "
+            "its entry in `scores` is a list of rows, in order. Every item holds it, the query "
+            "does not."
+        ),
+    ] = None
+    score_extraction_token_id: Annotated[
+        int | None, about("The same token by its id; give one of both.")
+    ] = None
 
     @property
     def num_items(self) -> int:

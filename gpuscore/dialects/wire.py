@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Meta
 
-from gpuscore.errors import GpuscoreError, InvalidRequest
+from gpuscore.errors import GpuscoreError, InvalidRequest, Overloaded
 from gpuscore.types.request import Terms
 from gpuscore.types.results import ItemErrors
 
@@ -202,7 +202,10 @@ class ErrorAnswer(msgspec.Struct, omit_defaults=True):
 
 
 def error_body(error: GpuscoreError) -> ErrorBody:
-    return ErrorBody(error.message, error.type, error.param, error.code)
+    # After an "invalid_request_error", LiteLLM never retries, whatever the status is.
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = "rate_limit_error" if isinstance(error, Overloaded) else kind
+    return ErrorBody(error.message, kind, error.param, error.code)
 
 
 def encode_error(error: GpuscoreError, variant: str = "") -> bytes:

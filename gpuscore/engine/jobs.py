@@ -17,6 +17,7 @@ from gpuscore.types.batch import (
     Int32Array,
     PackedBatch,
     Prefix,
+    Rows,
     Segment,
     SegmentColumns,
     pack_columns,
@@ -41,7 +42,7 @@ class Job:
     retried: set[int] = field(default_factory=set)  # long items or QUERY, with a non-finite row
     query_done: int = 0  # query tokens that are cached or that batches took
     cached: int = 0  # query tokens that were cached
-    cached_rows: list[PageRows] = field(default_factory=list)  # of their pages, if they are scored
+    cached_rows: list[PageRows | None] = field(default_factory=list)  # of their pages
     query_pages: Int32Array | None = None  # None until the job has its pages
     item_pages: Int32Array | None = None  # for long items
     states: JobStates | None = None  # slots of a model with linear layers, from its start on
@@ -131,7 +132,7 @@ class Share:
     items: list[int] = field(default_factory=list)  # of short families, in order
     long: tuple[int, int, int] | None = None  # (item, start, stop), counted as `long_done`
     rest: int = 0  # query tokens at the start of the long item's chunks
-    long_ends: bool = False  # the item's last chunk; only `every_position` scores the others
+    long_ends: bool = False  # the item's last chunk; only `readouts` score the others
     tokens: int = 0
     alone: bool = False  # a single item that runs again after a non-finite row
 
@@ -143,15 +144,14 @@ class Share:
 
     @property
     def scores_query(self) -> bool:
-        """True if the share has rows of a query that is scored."""
-        start, stop = self.query
-        return stop > start and self.job.request.query_labels is not None
+        """True if a token of the share's query is scored."""
+        return self.job.request.reads_query(*self.query)
 
     @property
     def is_one_prompt(self) -> bool:
         """True if the request's only item may be one segment with the query's end."""
         plan = self.job.plan
-        return len(plan.item_ids) == 1 and not plan.request.every_position
+        return len(plan.item_ids) == 1 and plan.reads is None
 
     @property
     def scored(self) -> list[int]:
@@ -166,23 +166,28 @@ class Share:
     def spans(self) -> list[tuple[int, int, int]]:
         """The scored rows, in order: (item or QUERY, the first one's number in it, their number).
 
-        An item has one row, its last token's, or with `every_position` one for each token.
+        An item has one row, its last token's, or with `readouts` any number.
         """
         plan, (start, stop) = self.job.plan, self.query
-        if not plan.request.every_position:
+        if plan.reads is None:
             return [(item, 0, 1) for item in self.scored]
-        spans = [(QUERY, start, stop - start)] if self.scores_query else []
-        spans += [(item, 0, len(plan.item_ids[item])) for item in self.items]
+        spans: list[tuple[int, int, int]] = []
+        if self.scores_query:
+            assert plan.request.readouts is not None  # noqa: S101  (they score it)
+            of_query = plan.request.readouts.rows[0]
+            spans.append((QUERY, of_query.before(start), len(of_query.part(start, stop)[0].places)))
+        spans += [(item, 0, len(plan.reads[item].places)) for item in self.items]
         if self.long is not None:
             item, start, stop = self.long
-            first, last = max(0, start - self.rest), max(0, stop - self.rest)
+            rows = plan.reads[item]
+            first, last = rows.before(start - self.rest), rows.before(stop - self.rest)
             spans.append((item, first, last - first))
         return spans
 
     @property
     def num_rows(self) -> int:
         """Number of scored rows."""
-        if not self.job.request.every_position:
+        if self.job.plan.reads is None:
             return len(self.scored)
         return sum(count for _, _, count in self.spans)
 
@@ -241,9 +246,10 @@ def _add_share(
             segments.add(whole)
             return
         segment = Segment(plan.query_ids[start:stop], start, row, slots=slots, states=states)
-        if request.query_labels is not None:
-            labels = request.query_labels[start:stop]
-            segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
+        rows, labels = request.query_part(start, stop)
+        if len(labels):
+            lse = request.need_lse
+            segment = replace(segment, label_ids=labels, rows=rows, need_lse=lse)
         parent = segments.add(segment)
     _add_items(share, row, parent, segments)
     if share.long is not None:
@@ -262,19 +268,17 @@ def _add_items(share: Share, row: int, query: int, segments: SegmentColumns) -> 
             parent = place[above]
             start = segments.start[parent] + len(segments.token_ids[parent])
         first = segments.add_like(
-            Segment(
-                NO_TOKENS,
-                start,
-                row,
-                parent,
-                need_lse=request.need_lse,
-                every_row=request.every_position,
-            ),
+            Segment(NO_TOKENS, start, row, parent, need_lse=request.need_lse),
             [plan.item_ids[item] for item in items],
-            [labels if len(labels := plan.label_ids[item]) else None for item in items],
+            [_some(plan.label_ids[item]) for item in items],
+            None if plan.reads is None else [plan.reads[item] for item in items],
         )
         if plan.parents is not None:
             place.update(zip(items, count(first)))
+
+
+def _some(labels: Int32Array) -> Int32Array | None:
+    return labels if len(labels) else None
 
 
 def _add_long_chunk(
@@ -295,7 +299,11 @@ def _add_long_chunk(
     prefixes.append(Prefix(base + start, pages, _state_before(job, base, start)))
 
     def add(
-        tokens: Int32Array, first: int, parent: int = -1, labels: Int32Array | None = None
+        tokens: Int32Array,
+        first: int,
+        parent: int = -1,
+        labels: Int32Array | None = None,
+        rows: Rows | None = None,
     ) -> None:
         last = first + len(tokens)
         states: Sequence[tuple[int, int]] = ()
@@ -308,8 +316,8 @@ def _add_long_chunk(
             parent,
             slots=None if share.long_ends else page_slots(pages, first, last, page_size),
             label_ids=labels,
+            rows=rows,
             need_lse=request.need_lse and labels is not None,
-            every_row=request.every_position,
             states=states,
         )
         segments.add(segment)
@@ -320,10 +328,11 @@ def _add_long_chunk(
         add(plan.query_ids[base + start : min(base + stop, job.cut)], base + start)
     if stop > rest:
         first, last = max(0, start - rest), stop - rest
-        labels = plan.label_ids[item] if share.long_ends else None
-        if request.every_position:
-            labels = plan.label_ids[item][first:last]
-        add(plan.item_ids[item][first:last], job.cut + first, parent, labels)
+        labels, rows = plan.label_ids[item] if share.long_ends else None, None
+        if plan.reads is not None:
+            rows, own = plan.reads[item].part(first, last)
+            labels = _some(plan.label_ids[item][own])
+        add(plan.item_ids[item][first:last], job.cut + first, parent, labels, rows)
 
 
 def _state_before(job: Job, base: int, start: int) -> int:

@@ -8,7 +8,7 @@
 Only full pages of queries are published. A page is found by a chain of SHA-256 digests over (the
 model's identity, the tenant's salt, the tokens before the page, the page's tokens). The tokens
 after a query's last full page are not cached. The pool numbers the pages; the backend stores them.
-Of a query that was scored at every position, the results of its rows are kept here with its pages.
+Of a query that was scored, the results of its rows are kept here with its pages.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpuscore.types.batch import Float32Array, Int32Array
+from gpuscore.types.batch import Float32Array, Int32Array, Rows
 from gpuscore.types.request import ScoreRequest
 
 
@@ -33,24 +33,28 @@ class PageKey:
 
 @dataclass(frozen=True, slots=True)
 class PageRows:
-    """The results of a page's rows, each for one label; results not asked for are None."""
+    """The results of a page's scored rows; results not asked for are None."""
 
-    labels: Int32Array  # [page_size]
-    logits: Float32Array  # [page_size]
-    lse: Float32Array | None  # [page_size]
-    top_ids: Int32Array | None  # [page_size, num_top]
-    top_logits: Float32Array | None  # [page_size, num_top]
+    rows: Rows  # of the page
+    labels: Int32Array  # [labels of all rows]
+    logits: Float32Array  # [labels of all rows]
+    lse: Float32Array | None  # [rows]
+    top_ids: Int32Array | None  # [rows, num_top]
+    top_logits: Float32Array | None  # [rows, num_top]
 
-    def answer(self, request: ScoreRequest, start: int) -> bool:
-        """True if the results are what a request asks for its query's rows from `start` on."""
-        assert request.query_labels is not None  # noqa: S101  (it asks for rows)
+    def answer(self, request: ScoreRequest, start: int, stop: int) -> bool:
+        """True if the results are what a request asks for its query's tokens `start` to `stop` -
+        1."""
         count = 0 if self.top_ids is None else self.top_ids.shape[1]
         if (request.need_lse and self.lse is None) or request.num_top > count:
             return False
-        return np.array_equal(request.query_labels[start : start + len(self.labels)], self.labels)
+        rows, labels = request.query_part(start, stop)
+        same = zip((*rows, labels), (*self.rows, self.labels), strict=True)
+        return all(np.array_equal(asked, own) for asked, own in same)
 
 
-RowsOf: TypeAlias = Callable[[int, int], PageRows]  # from a query's token to another
+# From a query's token to another; None if none of them is scored.
+RowsOf: TypeAlias = Callable[[int, int], PageRows | None]
 
 
 def page_keys(identity: str, salt: str, tokens: Int32Array, page_size: int) -> Iterator[PageKey]:
@@ -90,23 +94,25 @@ class PagePool:
 
     def find(
         self, keys: Iterable[PageKey], request: ScoreRequest | None = None
-    ) -> tuple[list[int], list[PageRows]]:
+    ) -> tuple[list[int], list[PageRows | None]]:
         """Return the pages of the longest cached start of a query, and take a reference each.
 
-        If the request scores its query, only pages with those rows' results are found, and they
-        come with them.
+        Pages with rows that the request scores are found only with those rows' results, which come
+        with them.
         """
         pages: list[int] = []
-        kept: list[PageRows] = []
+        kept: list[PageRows | None] = []
         for key in keys:
             page = self._page_of.get(key.digest)
             if page is None or self._key_of[page].tokens != key.tokens:
                 break
-            if request is not None and request.query_labels is not None:
+            rows, size = None, len(key.tokens) // 4
+            start = len(pages) * size
+            if request is not None and request.reads_query(start, start + size):
                 rows = self._rows_of.get(key.digest)
-                if rows is None or not rows.answer(request, len(pages) * len(rows.labels)):
+                if rows is None or not rows.answer(request, start, start + size):
                     break
-                kept.append(rows)
+            kept.append(rows)
             pages.append(page)
             self._references[page] += 1
             self._idle.pop(page, None)

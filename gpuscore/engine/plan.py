@@ -7,15 +7,16 @@ batch is a whole prompt instead: the item's tokens again, and those down to the 
 
 A beginning that many items share becomes an item of its own, which they continue. For that, items
 are sorted, so that those with a common beginning are neighbours. It may again continue another (a
-radix tree; Morrison, 1968). If every position is scored, a beginning is shared as far as the labels
-are equal, too, and keeps them: its rows are computed once for all items that begin so.
+radix tree; Morrison, 1968). If tokens before an item's last one are scored, a beginning is shared
+as far as their labels are equal, too, and keeps them: its rows are computed once for all items that
+begin so.
 
 A shared beginning costs one more pass of attention over all rows below it. A bench, whose figures
 are in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
 """
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import sub
@@ -23,8 +24,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array, common_prefix, sorted_order
-from gpuscore.types.request import LabelTrie, ScoreRequest, cut_for_labels, fits_batch
+from gpuscore.types.batch import (
+    NO_ROWS,
+    NO_TOKENS,
+    BackendLimits,
+    Int32Array,
+    Rows,
+    common_prefix,
+    sorted_order,
+)
+from gpuscore.types.request import (
+    LabelTrie,
+    ScoreRequest,
+    cut_for_labels,
+    fits_batch,
+    prompts_with_nodes,
+)
 
 QUERY = -1  # in place of an item, where the query's own rows are meant
 LEAST = 4  # tokens of a shared beginning
@@ -43,10 +58,11 @@ class Plan:
     Items stand in preorder, each after its parent and before the next item that is not its
     descendant. An item without labels is not scored.
 
-    The answer has a row for each of the caller's items, or for each item and then each of its
-    nodes; with `every_position` one for each scored token, those of the query first.
+    The answer has a row for each of the caller's items, or for each token that `readouts` name,
+    those of the query first. With a trie each row is followed by those of its nodes.
 
     Attributes:
+        reads: of each item, its tokens that are scored; None: the last ones of items with labels.
         label_tokens: of the items' tokens, those that belong to labels, not to a prompt.
     """
 
@@ -57,6 +73,7 @@ class Plan:
     parents: list[int] | None = None  # of each item, -1 = the query; None = all the query
     rows: Sequence[Sequence[int]] | None = None  # of each item, see `rows_of`; None = its number
     label_tokens: int = 0
+    reads: Sequence[Rows] | None = None
 
     def rows_of(self, item: int) -> Sequence[int]:
         """Return the rows of the answer that an item's row is, or its first row; none if it is not
@@ -66,13 +83,14 @@ class Plan:
         return (item,) if self.rows is None else self.rows[item]
 
     @property
-    def rows_per_item(self) -> int:
+    def rows_per_token(self) -> int:
+        """Number of rows of the answer for each scored token."""
         return 1 if self.request.trie is None else self.request.trie.num_rows
 
     @property
     def num_rows(self) -> int:
         """Number of rows of the answer."""
-        return self.request.num_rows * self.rows_per_item
+        return self.request.num_rows * self.rows_per_token
 
     @property
     def num_tokens(self) -> int:
@@ -83,10 +101,8 @@ class Plan:
         """Return the caller's item to which an item's row belongs; the first one of several."""
         if item == QUERY:
             return 0
-        row = min(self.rows_of(item))
-        if not self.request.every_position:
-            return row // self.rows_per_item
-        return max(0, bisect(_first_rows(self.request), row) - 1)
+        row = min(self.rows_of(item)) // self.rows_per_token
+        return max(0, bisect(self.request.first_rows, row) - 1)
 
     def families(self) -> list[range]:
         """Return the items of each family, in order."""
@@ -102,21 +118,24 @@ def plan_items(
     """Return the plan of a request.
 
     Args:
-        parts: families with shared beginnings that fit a batch together. To compute a row of every
-            position twice costs more than to leave a batch unfilled, so such a family may fill one.
+        parts: families with shared beginnings that fit a batch together. To compute the rows of a
+            beginning twice costs more than to leave a batch unfilled, so such a family may fill
+            one.
     """
     query, items = cut_for_labels(request, limits)
     alike = len({item[:LEAST].tobytes() for item in items}) < len(items)
-    if not (alike or request.trie is not None or request.every_position):
+    plain = request.trie is None and request.readouts is None
+    if plain and not alike:
         return Plan(request, query, items, request.label_ids)
     heads = _heads(request, items, limits)
     tree = None
     # With --deterministic bits depend on what is a segment.
-    if (alike or len(heads) > len(items)) and not limits.deterministic_chunk:
-        parts = 1 if request.every_position else parts
+    alone = limits.deterministic_chunk or (request.trie and request.readouts)
+    if (alike or len(heads) > len(items)) and not alone:
+        parts = parts if request.readouts is None else 1
         tree = _shared(request, heads, limits.max_tokens // parts)
     if tree is None:
-        if request.trie is None and len(heads) == len(items) and not request.every_position:
+        if plain and len(heads) == len(items):
             return Plan(request, query, items, request.label_ids)
         tree = _Tree(request, heads)
         for head in heads:
@@ -125,26 +144,29 @@ def plan_items(
     items, labels = tuple(tree.items), tuple(tree.labels)
     made = Plan(request, query, items, labels, parents=parents, rows=tree.rows)
     if request.trie is None:
-        return made
+        return made if request.readouts is None else replace(made, reads=tree.reads)
     # If a node is a whole prompt, the item's tokens stand in the plan twice.
     every = sum(map(len, made.item_ids))
-    own = [len(head.tokens) for head in heads if head.is_item]
-    prompts = min(sum(own), every - len(own) * request.trie.num_nodes)
+    own = [head for head in heads if head.is_item]
+    nodes = sum(1 if head.reads is None else len(head.reads.places) for head in own)
+    prompts = min(sum(len(head.tokens) for head in own), every - nodes * request.trie.num_nodes)
     return replace(made, label_tokens=every - prompts)
 
 
 def _equal_items(request: ScoreRequest) -> list[list[int]]:
     """Return the places of each different item of a request, in order of the first ones.
 
-    Items are equal if tokens and labels are. With `every_position` all are different: their equal
-    beginnings are shared.
+    Items are equal if tokens, labels and rows are.
     """
-    if len(request.item_ids) < 2 or request.every_position:
+    if len(request.item_ids) < 2:
         return [[item] for item in range(len(request.item_ids))]
     labels = {id(ids): ids.tobytes() for ids in request.label_ids}  # usually one for all items
-    places: dict[tuple[bytes, bytes], list[int]] = {}
+    read = request.readouts
+    rows = [] if read is None else [*zip(read.places[1:], read.counts[1:], strict=True)]
+    places: dict[tuple[bytes, ...], list[int]] = {}
     for number, (item, ids) in enumerate(zip(request.item_ids, request.label_ids, strict=True)):
-        places.setdefault((item.tobytes(), labels[id(ids)]), []).append(number)
+        own = [part.tobytes() for part in rows[number]] if rows else ()
+        places.setdefault((item.tobytes(), labels[id(ids)], *own), []).append(number)
     return list(places.values())
 
 
@@ -153,40 +175,63 @@ class _Head(NamedTuple):
 
     tokens: Int32Array
     labels: Int32Array
-    rows: list[int]  # of the answer
-    nodes: Sequence[Int32Array] = ()  # the tokens of the nodes that continue it
+    rows: list[int]  # of the answer, the first of each equal item
+    nodes: Sequence[Int32Array] = ()  # the tokens of the nodes that continue each scored token
     is_item: bool = True  # False for a node that is a whole prompt
+    reads: Rows | None = None  # the tokens that are scored; None = the last one
+
+    def part(self, start: int, stop: int) -> tuple[Int32Array, Int32Array, list[int], Rows]:
+        """Return tokens, labels, rows of the answer and scored tokens of a part."""
+        tokens = self.tokens[start:stop]
+        if self.reads is None:
+            is_end = stop == len(self.tokens)
+            return tokens, *((self.labels, self.rows) if is_end else (NO_TOKENS, [])), NO_ROWS
+        reads, labels = self.reads.part(start, stop)
+        before = self.reads.before(start)
+        return tokens, self.labels[labels], [row + before for row in self.rows], reads
+
+    def marks(self, numbers: dict[bytes, int]) -> Int32Array:
+        """Return a number for each token: 0 if it is not scored, else the same for equal labels."""
+        marks, reads = np.zeros(len(self.tokens), np.int32), self.reads or NO_ROWS
+        if (reads.counts == 1).all():
+            marks[reads.places] = 1 + self.labels
+            return marks
+        ends = np.cumsum(reads.counts).tolist()
+        labels = [self.labels[a:b].tobytes() for a, b in zip([0, *ends], ends, strict=False)]
+        marks[reads.places] = [numbers.setdefault(ids, -1 - len(numbers)) for ids in labels]
+        return marks
 
 
 def _heads(
     request: ScoreRequest, items: Sequence[Int32Array], limits: BackendLimits
 ) -> list[_Head]:
-    trie = request.trie
-    if request.every_position:
-        first = ([row] for row in _first_rows(request))
-        return [*map(_Head, items, request.label_ids, first)]
-    if trie is None:
-        equal = _equal_items(request)
-        return [_Head(items[same[0]], request.label_ids[same[0]], same) for same in equal]
+    trie, first = request.trie, request.first_rows
+    reads = None if request.readouts is None else request.readouts.rows[1:]
     heads: list[_Head] = []
-    nodes = list(trie.tokens[:, None])
     for same in _equal_items(request):
-        tokens, rows = items[same[0]], [trie.num_rows * item for item in same]
-        if fits_batch(tokens, trie, limits):
-            heads.append(_Head(tokens, trie.next_ids[0], rows, nodes))
+        item = same[0]
+        rows, read = [first[one] for one in same], None if reads is None else reads[item]
+        if trie is None:
+            heads.append(_Head(items[item], request.label_ids[item], rows, reads=read))
             continue
-        heads.append(_Head(tokens, trie.next_ids[0], rows))
-        for number, path in enumerate(trie.paths(), 1):
-            whole = np.concatenate((tokens, np.array(path, np.int32)))
-            below = [row + number for row in rows]
-            heads.append(_Head(whole, trie.next_ids[number], below, is_item=False))
+        prompts = prompts_with_nodes(request, item, items[item], limits)
+        for number, tokens in enumerate(prompts):
+            own = [trie.num_rows * (row + number) for row in rows]
+            heads += _with_nodes(tokens, own, trie, limits, read if len(prompts) == 1 else None)
     return heads
 
 
-def _first_rows(request: ScoreRequest) -> list[int]:
-    """Return the first row of each item of a request for every position."""
-    query = 0 if request.query_labels is None else len(request.query_labels)
-    return [*accumulate(map(len, request.item_ids[:-1]), initial=query)]
+def _with_nodes(
+    tokens: Int32Array, rows: list[int], trie: LabelTrie, limits: BackendLimits, reads: Rows | None
+) -> Iterator[_Head]:
+    """Yield a head with the trie's nodes below its scored tokens, or those as whole prompts."""
+    if fits_batch(tokens, trie, limits):
+        yield _Head(tokens, trie.next_ids[0], rows, [*trie.tokens[:, None]], reads=reads)
+        return
+    yield _Head(tokens, trie.next_ids[0], rows)
+    for number, path in enumerate(trie.paths(), 1):
+        whole = np.concatenate((tokens, np.array(path, np.int32)))
+        yield _Head(whole, trie.next_ids[number], [row + number for row in rows], is_item=False)
 
 
 def _shared(request: ScoreRequest, heads: Sequence[_Head], max_tokens: int) -> "_Tree | None":
@@ -210,38 +255,54 @@ class _Tree:
         self.labels: list[Int32Array] = []
         self.parents: list[int] = []
         self.rows: list[list[int]] = []
-        self._heads, self._every = heads, request.every_position
+        self.reads: list[Rows] = []
+        self._heads, self._read = heads, request.readouts is not None
         self._trie: LabelTrie | None = request.trie
 
     def append(self, head: _Head, depth: int = 0, parent: int = -1) -> None:
-        """Add an item without its first `depth` tokens, and its nodes."""
-        labels = head.labels[depth:] if self._every else head.labels
-        self._add(head.tokens[depth:], labels, parent, self._at(head, depth))
+        """Add an item without its first `depth` tokens, and its nodes.
+
+        An item with nodes below several tokens becomes a chain: each part ends with such a token,
+        and its nodes and the next part continue it.
+        """
+        if self._trie is None or head.reads is None:
+            self._add(parent, *head.part(depth, len(head.tokens)))
+            self._add_nodes(head, head.rows)
+            return
+        for number, place in enumerate(head.reads.places.tolist()):
+            rows = [row + number * self._trie.num_rows for row in head.rows]
+            self._add(parent, head.tokens[depth : place + 1], head.labels, rows, NO_ROWS)
+            depth, parent = place + 1, len(self.items) - 1
+            self._add_nodes(head, rows)
+
+    def _add_nodes(self, head: _Head, rows: list[int]) -> None:
+        """Add the nodes that continue the last item, whose rows of the answer these are."""
         if self._trie is not None and head.nodes:
             first = len(self.items)
             self.items += head.nodes
             self.labels += self._trie.next_ids[1:]
             self.parents += (self._trie.parents + first).tolist()
             nodes = range(1, self._trie.num_rows)
-            self.rows += [[row + number for row in head.rows] for number in nodes]
+            self.rows += [[row + number for row in rows] for number in nodes]
+            self.reads += [NO_ROWS] * len(nodes)
 
-    def _at(self, head: _Head, depth: int) -> list[int]:
-        """Return the rows that a head's token after its first `depth` ones is first in."""
-        return [row + depth for row in head.rows] if self._every else head.rows
-
-    def _add(self, tokens: Int32Array, labels: Int32Array, parent: int, rows: list[int]) -> None:
+    def _add(
+        self, parent: int, tokens: Int32Array, labels: Int32Array, rows: list[int], reads: Rows
+    ) -> None:
         self.items.append(tokens)
         self.labels.append(labels)
         self.parents.append(parent)
         self.rows.append(rows)
+        self.reads.append(reads)
 
     def append_all(self, max_tokens: int) -> None:
         """Add all items, which are sorted; neighbours that share a beginning become families."""
         tokens = [head.tokens for head in self._heads]
         self._lengths, self._common = [*map(len, tokens)], _common(tokens)
-        if self._every:
-            labels = _common([head.labels for head in self._heads])
-            self._common = [*map(min, self._common, labels)]
+        if self._read:
+            numbers: dict[bytes, int] = {}
+            marks = _common([head.marks(numbers) for head in self._heads])
+            self._common = [*map(min, self._common, marks)]
         waiting = self._runs(0, len(self._heads), LEAST)[::-1]
         own = [0, *accumulate(map(sub, self._lengths, self._common))]
         while waiting:
@@ -253,7 +314,7 @@ class _Tree:
                 self._append_run(start, stop)
                 if stop - start == 1 or sum(map(len, self.items[kept:])) <= max_tokens:
                     continue
-                for part in (self.items, self.labels, self.parents, self.rows):
+                for part in (self.items, self.labels, self.parents, self.rows, self.reads):
                     del part[kept:]
             middle = (start + stop) // 2
             waiting += [(middle, stop), (start, middle)]
@@ -296,12 +357,9 @@ class _Tree:
 
     def _append_beginning(self, start: int, stop: int, part: slice, parent: int) -> None:
         """Add these tokens, which a run of sorted items shares."""
-        head, labels, rows = self._heads[start], NO_TOKENS, list[int]()
-        if self._every:
-            labels = head.labels[part]
-            for other in self._heads[start:stop]:
-                rows += self._at(other, part.start)
-        self._add(head.tokens[part], labels, parent, rows)
+        parts = [head.part(part.start, part.stop) for head in self._heads[start:stop]]
+        tokens, labels, _, reads = parts[0]
+        self._add(parent, tokens, labels, [row for own in parts for row in own[2]], reads)
 
 
 def _common(sequences: Sequence[Int32Array]) -> list[int]:

@@ -167,7 +167,7 @@ class Runner:
                 self._fail(job, NonfiniteScore(message, param=param))
                 return
             of_long = share.long is not None and item == share.long[0]
-            if item == QUERY or (job.request.every_position and of_long):
+            if item == QUERY or (job.plan.reads is not None and of_long):
                 self.scheduler.retry_chunk(share)
             else:
                 self.scheduler.retry_alone(job, item)

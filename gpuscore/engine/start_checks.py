@@ -84,21 +84,14 @@ def known_labels(limits: BackendLimits) -> Int32Array:
 
 def _ask(backend: Backend) -> tuple[Float64Array, Float64Array]:
     """Return logits [P, L] of P known prompts and L known labels, and log-sum-exps [P]."""
-    prompts, labels = known_prompts(backend.limits), known_labels(backend.limits)
-    together = sum(map(len, prompts)) <= backend.limits.max_tokens
-    logits, lse = list[Float32Array](), list[Float32Array]()
-    for group in [prompts] if together else [[prompt] for prompt in prompts]:
-        segments = [
-            Segment(prompt, 0, index, label_ids=labels, need_lse=True)
-            for index, prompt in enumerate(group)
-        ]
-        batch = pack(segments, [Prefix(0, NO_TOKENS)] * len(group))
-        scores = backend.collect(backend.extend(batch))
+    labels, logits, lse = known_labels(backend.limits), list[Float32Array](), list[Float32Array]()
+    for prompt in known_prompts(backend.limits):
+        alone = Segment(prompt, 0, 0, label_ids=labels, need_lse=True)
+        scores = backend.collect(backend.extend(pack([alone], [Prefix(0, NO_TOKENS)])))
         assert scores.lse is not None  # noqa: S101  (it was asked for)
         logits.append(scores.label_logits)
         lse.append(scores.lse)
-    rows = np.concatenate(logits).reshape(len(prompts), -1)
-    return rows.astype(float), np.concatenate(lse).astype(float)
+    return np.stack(logits).astype(float), np.concatenate(lse).astype(float)
 
 
 def _refusal(logits: Float64Array, lse: Float64Array) -> str | None:

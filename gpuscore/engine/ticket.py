@@ -1,12 +1,11 @@
 """A request's future, and the rows of its answer that have arrived, each at its place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpuscore.engine.jobs import Share
@@ -19,6 +18,7 @@ from gpuscore.types.batch import (
     Float32Array,
     Int32Array,
     PackedBatch,
+    Rows,
     RowScores,
 )
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
@@ -54,55 +54,57 @@ class Ticket:
     launched: float | None = None
     computed_tokens: int = 0
     rows_left: int = field(init=False)
-    label_logits: list[Float32Array] = field(init=False)
-    lse: Float32Array = field(init=False)
+    logits: Float32Array = field(init=False)  # [labels of all rows]
+    lse: Float32Array = field(init=False)  # [rows]
     top_ids: Int32Array = field(init=False)
     top_logits: Float32Array = field(init=False)
-    position_logits: Float32Array = field(init=False)  # [rows] if every position is scored
+    _starts: Places = field(init=False)  # [rows + 1] where each row's logits begin
     _there: BoolArray = field(init=False)  # [rows] that have arrived
 
     def __post_init__(self) -> None:
         request, count = self.request, self.plan.num_rows
         self.rows_left = count
         self._there = np.zeros(count, np.bool_)
-        self.label_logits = [NOTHING] * count
+        self._starts = np.append(0, np.cumsum(_labels_of_rows(request)))
+        self.logits = np.empty(self._starts[-1], np.float32)
         self.lse = np.empty(count, dtype=np.float32)
         self.lse.fill(np.nan)  # np.full and np.ones take several times as long
         self.top_ids, self.top_logits = NO_TOKENS, NOTHING
         if request.num_top:
             self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
             self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
-        self.position_logits = NOTHING
-        if request.every_position:
-            self.position_logits = np.empty(count, np.float32)
-            ends = np.cumsum([*map(len, request.row_labels)])
-            self.label_logits = np.split(self.position_logits, ends[:-1])
 
     @property
     def request(self) -> ScoreRequest:
         return self.plan.request
 
-    def query_rows(self, start: int, stop: int) -> PageRows:
-        """Return the results of the query's rows `start` to `stop` - 1, which must have arrived.
+    def query_rows(self, start: int, stop: int) -> PageRows | None:
+        """Return the results of the query's tokens `start` to `stop` - 1, which must have arrived;
+        None if none is scored.
 
         They are copies, which outlive the ticket.
         """
-        request, part = self.request, slice(start, stop)
-        assert request.query_labels is not None  # noqa: S101  (the query is scored)
+        request = self.request
+        rows, labels = request.query_part(start, stop)
+        if not len(labels):
+            return None
+        first = len(request.query_part(0, start)[0].places)
+        part = slice(first, first + len(rows.places))
         return PageRows(
-            request.query_labels[part].copy(),
-            self.position_logits[part].copy(),
+            Rows(rows.places.copy(), rows.counts.copy()),
+            labels.copy(),
+            self.logits[self._starts[part.start] : self._starts[part.stop]].copy(),
             lse=self.lse[part].copy() if request.need_lse else None,
             top_ids=self.top_ids[part].copy() if request.num_top else None,
             top_logits=self.top_logits[part].copy() if request.num_top else None,
         )
 
-    def take_kept(self, pages: list[PageRows]) -> None:
+    def take_kept(self, pages: list[PageRows | None]) -> None:
         """Take the results of the query's first rows, which were kept with their pages."""
         stop = 0
-        for page in pages:
-            part = slice(stop, stop := stop + len(page.labels))
-            self.position_logits[part] = page.logits
+        for page in filter(None, pages):
+            part = slice(stop, stop := stop + len(page.rows.places))
+            self.logits[self._starts[part.start] : self._starts[part.stop]] = page.logits
             if self.request.need_lse and page.lse is not None:
                 self.lse[part] = page.lse
             if self.request.num_top and page.top_ids is not None and page.top_logits is not None:
@@ -114,8 +116,8 @@ class Ticket:
 
     @property
     def done(self) -> int:
-        """Number of rows that have arrived; with labels of several tokens, of the items."""
-        return (self.plan.num_rows - self.rows_left) // self.plan.rows_per_item
+        """Number of rows that have arrived, those of labels' nodes left out."""
+        return (self.plan.num_rows - self.rows_left) // self.plan.rows_per_token
 
     def take(
         self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
@@ -131,12 +133,9 @@ class Ticket:
         fine = self._finite(scores, rows, bounds)
         flaws = len(fine) - int(np.count_nonzero(fine))
         kept, places, broken = self._places(share, fine)
-        if self.request.every_position:
-            self.position_logits[places] = scores.label_logits[bounds[0] : bounds[-1]][kept]
-        else:
-            made = _rows(scores.label_logits, bounds)
-            for row, place in zip(kept.tolist(), places.tolist(), strict=True):
-                self.label_logits[place] = made[row]
+        counts = np.diff(bounds)[kept]
+        logits = scores.label_logits[_runs(bounds[kept], counts)]
+        self.logits[_runs(self._starts[places], counts)] = logits
         self.arrive(places)
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
@@ -150,9 +149,12 @@ class Ticket:
         """Return the complete answer, with timings up to `done`."""
         request, planned, launched = self.request, self.planned, self.launched
         assert planned is not None and launched is not None  # noqa: S101, PT018  (it was launched)
-        result = ScoreResult(
-            label_logits=tuple(self.label_logits),
-            lse=self.lse if request.need_lse else None,
+        logits, lse = self.logits, self.lse
+        if request.trie is not None:
+            logits, lse = _added_up(logits, lse, request.trie)
+        return ScoreResult(
+            label_logits=_divided(logits, [*map(len, request.row_labels)]),
+            lse=lse if request.need_lse else None,
             top_ids=self.top_ids if request.num_top else None,
             top_logits=self.top_logits if request.num_top else None,
             computed_tokens=max(0, self.computed_tokens - self.plan.label_tokens),
@@ -162,7 +164,6 @@ class Ticket:
                 device=done - launched,
             ),
         )
-        return result if request.trie is None else _added_up(result, request.trie)
 
     def _places(self, share: Share, fine: BoolArray) -> tuple[Places, Places, list[int]]:
         """Return the numbers of a share's rows that are kept, each with its answer's row, and the
@@ -173,16 +174,6 @@ class Ticket:
         if self.plan.rows is None:  # an item is one row of the share and one of the answer
             items = np.array(share.scored, np.int64)
             return np.flatnonzero(fine), items[fine], items[~fine].tolist()
-        if not self.request.every_position:  # an item is one row of the share
-            flags = list(zip(share.scored, fine.tolist(), strict=True))
-            fit = [
-                (number, row)
-                for number, (item, good) in enumerate(flags)
-                if good
-                for row in self.plan.rows[item]
-            ]
-            numbers, rows = np.array(fit, np.int64).reshape(-1, 2).T
-            return numbers, rows, [item for item, good in flags if not good]
         spans = share.spans
         starts = [*accumulate((count for _, _, count in spans), initial=0)]
         broken: list[int] = []
@@ -196,8 +187,7 @@ class Ticket:
             for row in self.plan.rows_of(item)
         ]
         kept, places, counts = np.array(parts, np.int64).reshape(-1, 3).T
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(kept, counts) + within, np.repeat(places, counts) + within, broken
+        return _runs(kept, counts), _runs(places, counts), broken
 
     def arrive(self, places: Places) -> None:
         """Mark these rows as arrived; what runs again repeats some."""
@@ -220,23 +210,37 @@ class Ticket:
         return finite
 
 
-def _rows(logits: Float32Array, cu_labels: Int32Array) -> list[Float32Array]:
-    """Return the logits of each row, as views."""
-    bounds = cu_labels.tolist()
-    start, end, count = bounds[0], bounds[-1], len(bounds) - 1
-    if count > 1 and bounds == [*range(start, end + 1, max(1, (end - start) // count))]:
-        return list(logits[start:end].reshape(count, -1))
-    return [logits[start:stop] for start, stop in pairwise(bounds)]
+def _labels_of_rows(request: ScoreRequest) -> Sequence[int] | Int32Array:
+    """Return how many logits each row of the engine's answer has."""
+    if request.trie is not None:
+        return [*map(len, request.trie.next_ids)] * request.num_rows
+    if request.readouts is not None:
+        return np.concatenate(request.readouts.counts)
+    return [*map(len, request.label_ids)]
 
 
-def _added_up(result: ScoreResult, trie: LabelTrie) -> ScoreResult:
-    """Return a result of items and nodes as one row per item, with a number per label."""
-    assert result.lse is not None  # noqa: S101  (requests with a trie need it)
-    count = len(result.label_logits) // trie.num_rows
-    logits = np.concatenate(result.label_logits).astype(np.float64).reshape(count, -1)
-    lse = result.lse.astype(np.float64).reshape(count, trie.num_rows)
-    own = np.repeat(lse, [*map(len, trie.next_ids)], axis=1)
+def _runs(starts: Places, counts: Places) -> Places:
+    """Return the numbers of runs that begin at `starts` and hold `counts` numbers each."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    numbers: Places = np.arange(total) + np.repeat(starts - (ends - counts), counts)
+    return numbers
+
+
+def _divided(logits: Float32Array, lengths: Sequence[int]) -> tuple[Float32Array, ...]:
+    """Return parts of these lengths, as views."""
+    if len(set(lengths)) == 1:
+        return tuple(logits.reshape(len(lengths), -1))
+    return tuple(logits[a:b] for a, b in pairwise(accumulate(lengths, initial=0)))
+
+
+def _added_up(
+    logits: Float32Array, lse: Float32Array, trie: LabelTrie
+) -> tuple[Float32Array, Float32Array]:
+    """Return the logit of each label, and the log-sum-exp, of rows that are followed by nodes'."""
+    of_items = logits.astype(np.float64).reshape(len(lse) // trie.num_rows, -1)
+    of_rows = lse.astype(np.float64).reshape(-1, trie.num_rows)
+    own = np.repeat(of_rows, [*map(len, trie.next_ids)], axis=1)
     # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
-    sums = trie.sums(np.minimum(logits - own, 0.0)) + lse[:, :1]
-    first = result.lse[:: trie.num_rows]
-    return replace(result, label_logits=tuple(sums.astype(np.float32)), lse=first)
+    sums = trie.sums(np.minimum(of_items - own, 0.0)) + of_rows[:, :1]
+    return sums.astype(np.float32).reshape(-1), lse[:: trie.num_rows]

@@ -1,7 +1,7 @@
 """The log on standard error: lines of JSON, or of text for a terminal; never with a caller's text.
 
 Standard output is for people (loading, ready, stopping). `server.observe.operations` makes the line
-of each request; `JsonFormatter` and `TextFormatter` make all other lines.
+of each request, `log_line` all other lines.
 """
 
 import logging
@@ -27,36 +27,21 @@ _CAPACITY = 10_000  # most lines that may wait
 _STANDARD_ERROR = 2
 
 
-class JsonFormatter(logging.Formatter):
-    """A formatter of log records as JSON lines.
+def log_line(record: logging.LogRecord, style: LogFormat = "json") -> bytes:
+    """Return a log record as a line of JSON, or of text for people.
 
     An exception appears with its type and traceback only: its message may quote a caller's text.
     """
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": timestamp(),
-            "level": record.levelname.lower(),
-            "event": "log",
-            "logger": record.name,
-            "message": record.getMessage()[:MAX_MESSAGE],
-        }
-        if record.exc_info and record.exc_info[0] is not None:
-            fields["exception"] = record.exc_info[0].__name__
-            fields["traceback"] = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
-        return msgspec.json.encode(fields).decode()
-
-
-class TextFormatter(logging.Formatter):
-    """A formatter of log records as text for people; exceptions as `JsonFormatter` shows them."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()[:MAX_MESSAGE]
-        text = f"{clock_time()} {record.levelname.lower()}: {message}"
-        if record.exc_info and record.exc_info[0] is not None:
-            trace = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
-            text += f" ({record.exc_info[0].__name__})\n{trace.rstrip()}"
-        return text
+    level, message = record.levelname.lower(), record.getMessage()[:MAX_MESSAGE]
+    raised: dict[str, str] = {}
+    if record.exc_info and record.exc_info[0] is not None:
+        trace = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
+        raised = {"exception": record.exc_info[0].__name__, "traceback": trace}
+    if style == "text":
+        error = f" ({raised['exception']})\n{raised['traceback'].rstrip()}" if raised else ""
+        return f"{clock_time()} {level}: {message}{error}\n".encode()
+    fields = {"time": timestamp(), "level": level, "event": "log", "logger": record.name}
+    return msgspec.json.encode({**fields, "message": message, **raised}) + b"\n"
 
 
 class LogWriter:
@@ -152,7 +137,6 @@ class _WriterHandler(logging.Handler):
     def __init__(self, writer: LogWriter) -> None:
         super().__init__()
         self.writer = writer
-        self.setFormatter(TextFormatter() if writer.style == "text" else JsonFormatter())
 
     def close(self) -> None:
         """Write what is queued; `logging.shutdown` calls this before a process ends."""
@@ -160,7 +144,7 @@ class _WriterHandler(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.writer.write(self.format(record).encode() + b"\n")
+        self.writer.write(log_line(record, self.writer.style))
 
 
 @contextmanager

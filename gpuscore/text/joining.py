@@ -19,6 +19,7 @@ import numpy as np
 from gpuscore.config import RequestLimits
 from gpuscore.errors import PromptTooLong, TooManyItems, TooManyTokens
 from gpuscore.text.boundaries import is_long
+from gpuscore.text.extraction import extraction_id, read_at
 from gpuscore.text.score_input import (
     LabelReader,
     PromptChecks,
@@ -54,6 +55,7 @@ class PromptBuilder:
 
     Args:
         after: tokens of a label that must fit the context after a prompt.
+        token: that all prompts must hold.
     """
 
     def __init__(
@@ -62,9 +64,10 @@ class PromptBuilder:
         backend: BackendLimits,
         limits: RequestLimits,
         after: int = 0,
+        token: int | None = None,
     ) -> None:
         self.encoder, self.backend, self.limits = encoder, backend, limits
-        self.checks = PromptChecks(backend, after)
+        self.checks = PromptChecks(backend, after, token)
         self._labels = LabelReader(encoder, self.checks, limits)
 
     def build(
@@ -112,13 +115,19 @@ class PromptBuilder:
         labels, trie = self._labels.read(inputs, default_labels)
         if not inputs.items:
             return None
-        before = self
-        if trie is not None:  # the last token of a label is not computed
-            before = PromptBuilder(self.encoder, self.backend, self.limits, trie.longest - 1)
+        before, readouts = self, None
+        token = extraction_id(inputs, self.encoder, self.backend)
+        if trie is not None or token is not None:  # the last token of a label is not computed
+            after = 0 if trie is None else trie.longest - 1
+            before = PromptBuilder(self.encoder, self.backend, self.limits, after, token)
         parts = None if inputs.is_text or errors else before._ids_at_once(inputs)
         query, items = before._one_by_one(inputs, errors) if parts is None else parts
+        if token is not None:
+            query, items, labels, readouts = read_at(token, query, items, labels)
         need_lse, terms = inputs.need_lse or trie is not None, inputs.terms._asdict()
-        request = ScoreRequest(query, items, labels, need_lse, **terms, trie=trie)
+        request = ScoreRequest(
+            query, items, labels, need_lse, **terms, readouts=readouts, trie=trie
+        )
         self.check_tokens("items", most_tokens(request, self.backend))
         return request
 
@@ -223,7 +232,8 @@ class PromptBuilder:
         size = len(inputs.query) + sum(map(len, inputs.items))
         # With these, the cut is not the end of the query.
         elsewhere = inputs.item_first or self.backend.deterministic_chunk
-        if elsewhere or size > self.limits.max_request_tokens:
+        checked = self.checks.token is not None
+        if elsewhere or checked or size > self.limits.max_request_tokens:
             return None
         return factor_ids(
             inputs.query,  # type: ignore[arg-type]
@@ -278,7 +288,7 @@ class PromptBuilder:
         nothing: list[str | list[int]] = [""] if inputs.is_text else [[]]
         whole = inputs.labels is not None or inputs.label_sequences is not None
         labels = None if whole else [0]  # there may be a list for each item
-        alone = replace(inputs, items=nothing, label_token_ids=labels)
+        alone = replace(inputs, items=nothing, label_token_ids=labels, extraction=None)
         try:
             self._build(alone, None, None)
         except PromptTooLong as error:

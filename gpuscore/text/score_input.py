@@ -18,6 +18,7 @@ from gpuscore.errors import (
     InvalidRequest,
     MissingLabels,
     MixedInputTypes,
+    NoExtractionToken,
     PromptTooLong,
     TokenIdOutOfRange,
     TooManyLabels,
@@ -53,6 +54,7 @@ class ScoreInput:
     item_first: bool = False
     need_lse: bool = True
     terms: Terms = Terms()
+    extraction: str | int | None = None  # items are scored after each occurrence of this token
     is_text: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -152,10 +154,11 @@ class PromptChecks:
     Args:
         backend: the model's limits.
         after: tokens of a label that must fit the context after a prompt.
+        token: that all prompts must hold.
     """
 
-    def __init__(self, backend: BackendLimits, after: int = 0) -> None:
-        self.backend = backend
+    def __init__(self, backend: BackendLimits, after: int = 0, token: int | None = None) -> None:
+        self.backend, self.token = backend, token
         self.limit = max(0, backend.max_model_len - after)  # tokens of a prompt
         labels = f", less {after} for the labels" if after else ""
         self._limit_text = f"the limit is {backend.max_model_len}{labels}"
@@ -199,6 +202,11 @@ class PromptChecks:
             self.check_length(len(prompt), index, name)
             if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids
                 self.ids(prompt, f"{name}[{index}]")
+            if self.token is not None and not (prompt == self.token).any():
+                param = f"{name}[{index}]"
+                raise NoExtractionToken(
+                    f"{param} does not hold the extraction token, {self.token}", param=param
+                )
         except OF_ITEMS as error:
             if errors is None:
                 raise

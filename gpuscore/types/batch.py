@@ -20,7 +20,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,6 +172,36 @@ class Prefix:
     state: int = -1  # slot of the state after them; -1 = there is none
 
 
+class Rows(NamedTuple):
+    """The tokens of a run whose next-token distributions are wanted, and how many labels each has.
+
+    The labels themselves stand elsewhere, one row's after the other's.
+    """
+
+    places: Int32Array  # [rows] of the tokens in the run, ascending
+    counts: Int32Array  # [rows] labels
+
+    @staticmethod
+    def every(tokens: int) -> "Rows":
+        """Return the rows of all tokens, each with one label."""
+        return Rows(np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int32))
+
+    def before(self, token: int) -> int:
+        """Return the number of rows before this token's."""
+        return int(np.searchsorted(self.places, token))
+
+    def part(self, start: int, stop: int) -> tuple["Rows", slice]:
+        """Return the rows of the tokens `start` to `stop` - 1, as a run, and where their labels
+        stand."""
+        own = slice(self.before(start), self.before(stop))
+        first = int(self.counts[: own.start].sum())
+        rows = Rows(self.places[own] - np.int32(start), self.counts[own])
+        return rows, slice(first, first + int(rows.counts.sum()))
+
+
+NO_ROWS = Rows(NO_TOKENS, NO_TOKENS)
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A run of new tokens of one prompt."""
@@ -181,9 +211,9 @@ class Segment:
     prefix: int  # index of its `Prefix`
     parent: int = -1  # index of the segment that it continues; -1 = none
     slots: Int32Array | None = None  # KV slots of its first tokens; others' keys are not kept
-    label_ids: Int32Array | None = None  # labels for which its last token is scored
+    label_ids: Int32Array | None = None  # of its scored rows; None = it has none
     need_lse: bool = False
-    every_row: bool = False  # score every token, each for one label: the same place of `label_ids`
+    rows: Rows | None = None  # which tokens are scored; None = the last one, for all the labels
     states: Sequence[tuple[int, int]] = ()  # (tokens, slot that gets the state after them), sorted
 
 
@@ -197,8 +227,8 @@ class SegmentColumns:
     parent: list[int] = field(default_factory=list)
     slots: list[Int32Array | None] = field(default_factory=list)
     label_ids: list[Int32Array | None] = field(default_factory=list)
+    rows: list[Rows | None] = field(default_factory=list)
     need_lse: list[bool] = field(default_factory=list)
-    every_row: list[bool] = field(default_factory=list)
     states: list[Sequence[tuple[int, int]]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -206,15 +236,19 @@ class SegmentColumns:
 
     def add(self, segment: Segment) -> int:
         """Add a segment at the end; return its index."""
-        return self.add_like(segment, [segment.token_ids], [segment.label_ids])
+        return self.add_like(segment, [segment.token_ids], [segment.label_ids], [segment.rows])
 
     def add_like(
         self,
         segment: Segment,
         token_ids: Sequence[Int32Array],
         label_ids: Sequence[Int32Array | None],
+        rows: Sequence[Rows | None] | None = None,
     ) -> int:
-        """Add segments like `segment`, with other tokens and labels; return the first index."""
+        """Add segments like `segment`, with other tokens, labels and rows; return the first index.
+
+        Without `rows` each is scored at its last token.
+        """
         first, count = len(self), len(token_ids)
         self.token_ids += token_ids
         self.start += [segment.start] * count
@@ -222,8 +256,8 @@ class SegmentColumns:
         self.parent += [segment.parent] * count
         self.slots += [segment.slots] * count
         self.label_ids += label_ids
+        self.rows += [None] * count if rows is None else rows
         self.need_lse += [segment.need_lse] * count
-        self.every_row += [segment.every_row] * count
         self.states += [segment.states] * count
         return first
 
@@ -266,17 +300,18 @@ def pack_columns(
     )
     lengths, shift = cu_seqlens[1:] - cu_seqlens[:-1], starts - cu_seqlens[:-1]
     need_lse = np.array([segments.need_lse[index] for index in scored], dtype=np.bool_)
-    if any(segments.every_row):
-        every = np.array(segments.every_row, dtype=np.bool_)[scored]
-        rows = np.where(every, lengths[scored], 1)
-        of_row = np.repeat(np.arange(len(scored)), rows)  # [N]
-        # Number the scored rows consecutively, then shift each segment's so that its last scored
-        # row is the last row of the segment.
-        to_last = (score_rows + 1 - np.cumsum(rows))[of_row]
-        score_rows = (np.arange(len(of_row)) + to_last).astype(np.int32)
-        per_row = (np.diff(cu_labels) // rows)[of_row]
-        (cu_labels,) = _int32([[0, *accumulate(per_row.tolist())]])
-        need_lse = need_lse[of_row]
+    if any(rows is not None for rows in segments.rows):
+        last = zip(lengths[scored] - 1, np.diff(cu_labels), strict=True)
+        rows = [
+            segments.rows[index] or Rows(*_int32([[place], [count]]))
+            for index, (place, count) in zip(scored, last, strict=True)
+        ]
+        per_segment = [len(each.places) for each in rows]
+        score_rows = _concatenate([each.places for each in rows])
+        score_rows = score_rows + cu_seqlens[scored].repeat(per_segment)
+        counts = _concatenate([each.counts for each in rows])
+        cu_labels = np.append(np.int32(0), np.cumsum(counts, dtype=np.int32))
+        need_lse = need_lse.repeat(per_segment)
     return PackedBatch(
         token_ids=_concatenate(tokens),
         # Number the rows of the batch, then shift each segment's numbers to its start.

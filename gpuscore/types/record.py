@@ -19,10 +19,7 @@ RECEIVE, TOKENIZE, ENGINE, RESPOND = PROGRESS = ("receive", "tokenize", "engine"
 UNMATCHED = "unmatched"  # recorded instead of an unknown path, which is the caller's text
 OTHER_METHOD = "other"
 CLIENT_LEFT, LEFT_CODE = 499, "client_left"  # nginx's number; never sent
-_METHODS = {
-    name.encode(): name
-    for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
-}
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 _PROCESS, _numbers = token_hex(10), count()
@@ -97,28 +94,17 @@ class RequestRecord:
 
 
 def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
-    """Return the record of a request; make it on the first call."""
+    """Return the record of a request; make it on the first call.
+
+    Its id is the caller's if that is valid, or else unique: random digits of this process, then a
+    number.
+    """
     state = scope.setdefault("state", {})
     if "record" not in state:
-        state["record"] = new_record(scope["method"].encode("latin-1"), scope["headers"])
+        ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
+        good = len(ids) == 1 and _REQUEST_ID.fullmatch(ids[0]) is not None
+        request_id = ids[0].decode("ascii") if good else f"{_PROCESS}{next(_numbers):012x}"
+        method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
+        state["record"] = RequestRecord(request_id, bool(ids) and not good, method)
     record: RequestRecord = state["record"]
     return record
-
-
-def new_record(method: bytes, headers: Headers) -> RequestRecord:
-    """Return a new record for a request with this head."""
-    request_id, good = _request_id(headers)
-    return RequestRecord(request_id, not good, _METHODS.get(method, OTHER_METHOD))
-
-
-def new_request_id() -> str:
-    """Return a unique id: random digits of this process, then a number."""
-    return f"{_PROCESS}{next(_numbers):012x}"
-
-
-def _request_id(headers: Headers) -> tuple[str, bool]:
-    """Return the caller's id if it is valid, otherwise a new one; and False if it was invalid."""
-    ids = [value for name, value in headers if name == b"x-request-id"]
-    if len(ids) == 1 and _REQUEST_ID.fullmatch(ids[0]):
-        return ids[0].decode("ascii"), True
-    return new_request_id(), not ids

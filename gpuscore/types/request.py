@@ -13,6 +13,7 @@ distribution of the tokens after the node:
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -20,12 +21,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuscore.types.batch import (
+    NO_ROWS,
+    NO_TOKENS,
     BackendLimits,
     Float32Array,
     Float32Rows,
     Float64Array,
     Int32Array,
     Int32Rows,
+    Rows,
 )
 
 
@@ -62,18 +66,29 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
     def __post_init__(self) -> None:
         if not self.sequences or not all(self.sequences):
             raise ValueError("labels are at least one, of at least one token each")
-        grown = _Growing()
-        paths = [grown.add(sequence) for sequence in self.sequences]
-        order = grown.preorder()  # of the rows, the item's first
-        row_of = {number: row for row, number in enumerate(order)}
-        columns = [grown.columns[number] for number in order]
-        starts = np.cumsum([0, *map(len, columns)])
-        places = [starts[row_of[number]] + column for path in paths for number, column in path]
+        columns: list[dict[int, int]] = [{}]  # of each row, its tokens and their columns
+        lineage: list[tuple[int, ...]] = [()]  # of each row, the rows above it and itself
+        nodes: dict[tuple[int, int], int] = {}  # the row above, the token: the row
+        steps: list[tuple[int, int]] = []  # of each label's tokens: a row, and a column of it
+        for *firsts, last in self.sequences:
+            row = 0
+            for token in firsts:
+                steps.append((row, columns[row].setdefault(token, len(columns[row]))))
+                above, row = row, nodes.setdefault((row, token), len(columns))
+                if row == len(columns):
+                    columns.append({})
+                    lineage.append((*lineage[above], row))
+            steps.append((row, columns[row].setdefault(last, len(columns[row]))))
+        order = sorted(range(len(columns)), key=lineage.__getitem__)  # preorder
+        place = {row: number for number, row in enumerate(order)}
+        starts = np.cumsum([0, *(len(columns[row]) for row in order)])
+        added = [*nodes]
+        ends = [added[row - 1] for row in order[1:]]
         self.__dict__.update(
-            tokens=_int32([grown.tokens[number] for number in order[1:]]),
-            parents=_int32([row_of[grown.parents[number]] - 1 for number in order[1:]]),
-            next_ids=tuple(_int32([*ids]) for ids in columns),
-            places=_int32(places),
+            tokens=_int32([token for _, token in ends]),
+            parents=_int32([place[above] - 1 for above, _ in ends]),
+            next_ids=tuple(_int32([*columns[row]]) for row in order),
+            places=_int32([starts[place[row]] + column for row, column in steps]),
             lengths=_int32([*map(len, self.sequences)]),
             counted=_int32(_shortest(self.sequences)),
         )
@@ -115,51 +130,15 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
         return summed
 
 
-class _Growing:
-    """A trie to which labels are added; number 0 is the item, others are nodes as they came."""
-
-    def __init__(self) -> None:
-        self.tokens, self.parents = [-1], [-1]
-        self.columns: list[dict[int, int]] = [{}]  # of each row, its tokens and their columns
-        self._below: list[dict[int, int]] = [{}]  # the nodes that continue it, by token
-
-    def add(self, sequence: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the row that gives each token's probability, by number, and the column in it."""
-        number, path = 0, []
-        for place, token in enumerate(sequence):
-            columns = self.columns[number]
-            path.append((number, columns.setdefault(token, len(columns))))
-            if place < len(sequence) - 1:
-                number = self._node(number, token)
-        return path
-
-    def preorder(self) -> list[int]:
-        order, waiting = [], [0]
-        while waiting:
-            order.append(waiting.pop())
-            waiting += reversed(self._below[order[-1]].values())
-        return order
-
-    def _node(self, parent: int, token: int) -> int:
-        below = self._below[parent]
-        if token not in below:
-            below[token] = len(self.tokens)
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.columns.append({})
-            self._below.append({})
-        return below[token]
-
-
 def _shortest(sequences: Sequence[tuple[int, ...]]) -> list[int]:
     """Return the places of the labels, each once, that do not continue another label."""
-    ends: list[int] = []
-    ordered = sorted(range(len(sequences)), key=lambda label: sequences[label])
-    for label in ordered:  # those that continue a label follow it directly
-        last = sequences[ends[-1]] if ends else None
-        if last is None or sequences[label][: len(last)] != last:
-            ends.append(label)
-    return sorted(ends)
+    first = {sequence: label for label, sequence in reversed([*enumerate(sequences)])}
+    return [
+        label
+        for label, sequence in enumerate(sequences)
+        if first[sequence] == label
+        and not any(sequence[:end] in first for end in range(1, len(sequence)))
+    ]
 
 
 def _int32(values: Sequence[int]) -> Int32Array:
@@ -177,23 +156,47 @@ class Terms(NamedTuple):
     deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
 
 
+class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
+    """The rows that a request reads, if they are others than the items' last ones.
+
+    The first entry is of the query, whose rows are computed once for all prompts, the others are of
+    the items.
+    """
+
+    places: Int32Rows  # [1 + N] of the tokens, see `Rows`
+    counts: Int32Rows  # [1 + N] labels of each row
+    query_labels: Int32Array = NO_TOKENS
+
+    @staticmethod
+    def of(rows: Sequence[Rows], query_labels: Int32Array = NO_TOKENS) -> "Readouts":
+        """Return the read-outs of these rows, the query's first."""
+        places, counts = zip(*rows, strict=True)
+        return Readouts(places, counts, query_labels)
+
+    @staticmethod
+    def every(items: Sequence[Int32Array], query_labels: Int32Array = NO_TOKENS) -> "Readouts":
+        """Return those of every token of these items, each for one label."""
+        return Readouts.of([*map(Rows.every, map(len, (query_labels, *items)))], query_labels)
+
+    @property
+    def rows(self) -> tuple[Rows, ...]:
+        return tuple(map(Rows, self.places, self.counts))
+
+
 class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     """One request after the cut: every prompt is `query_ids + item_ids[i]`.
 
     `query_ids` holds the tokens before the cut, which all prompts share. Each item has at least one
-    token, so that every scored row is computed. `label_ids[i]` belongs to `item_ids[i]`.
+    token, so that every scored row is computed. `label_ids[i]` belongs to `item_ids[i]`: they are
+    the labels of its last token's row, or with `readouts` of the rows that these name, one row's
+    after the other's.
 
-    With `every_position` every token of an item is scored, each for one label of its own, so
-    `label_ids[i]` is as long as `item_ids[i]`. With `query_labels` the query's tokens are scored,
-    too, once for all prompts.
-
-    With `trie` labels have several tokens, the same for all items: `label_ids[i]` are the first
+    With `trie` labels have several tokens, the same for all rows: `label_ids[i]` has the first
     ones, and a label's logit in the result is the sum of its tokens' log-probabilities, plus the
-    log-sum-exp of the item's row. So a label of one token has the model's own logit.
+    log-sum-exp of the row. So a label of one token has the model's own logit.
 
     Raises:
-        ValueError: with `every_position`, an item or the scored query has a different number of
-            labels than tokens; or there are `query_labels` without it; or `trie` does not fit; or
+        ValueError: `readouts` do not fit the tokens and labels; or `trie` does not fit; or
             `num_top` is over MAX_TOP.
     """
 
@@ -205,45 +208,79 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
     deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
-    every_position: bool = False
-    query_labels: Int32Array | None = None  # [cut]; None = the query is not scored
+    readouts: Readouts | None = None  # None = the last token of each item
     trie: LabelTrie | None = None  # None = labels of one token
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_top <= MAX_TOP:
             raise ValueError(f"{self.num_top} top tokens, the limit is {MAX_TOP}")
-        if self.every_position:
-            query = () if self.query_labels is None else (self.query_ids,)
-            if [*map(len, (*query, *self.item_ids))] != [*map(len, self.row_labels)]:
-                raise ValueError("every position needs one label for each token")
-        elif self.query_labels is not None:
-            raise ValueError("query_labels need every_position")
+        if self.readouts is not None:
+            self._check_readouts(self.readouts)
         if self.trie is not None:
             self._check_trie(self.trie)
 
+    def _check_readouts(self, read: Readouts) -> None:
+        runs, labels = (self.query_ids, *self.item_ids), (read.query_labels, *self.label_ids)
+        if not len(runs) == len(labels) == len(read.places) == len(read.counts):
+            raise ValueError("there are rows for each item, and for the query")
+        for tokens, ids, places, counts in zip(runs, labels, read.places, read.counts, strict=True):
+            steps = np.diff(places, prepend=-1, append=len(tokens))
+            if steps.min() < 1 or len(places) != len(counts):
+                raise ValueError("rows are of different tokens, in order, with a count each")
+            if counts.min(initial=1) < 1 or counts.sum() != len(ids):
+                raise ValueError("the rows' counts do not add up to the labels")
+
     def _check_trie(self, trie: LabelTrie) -> None:
-        if self.every_position or not self.need_lse or self.num_top:
+        if not self.need_lse or self.num_top:
             raise ValueError("labels of several tokens need the log-sum-exp, and nothing else")
         first = trie.first_ids
         different = {id(ids): ids for ids in self.label_ids}  # usually one array for all items
-        if not all(np.array_equal(ids, first) for ids in different.values()):
+        if not all(
+            len(ids) % len(first) == 0 and (ids.reshape(-1, len(first)) == first).all()
+            for ids in different.values()
+        ):
             raise ValueError("the labels' first tokens are not the items' labels")
+        if self.readouts is not None and len(self.readouts.query_labels):
+            raise ValueError("labels of several tokens are not of the query")
 
     @property
     def num_label_tokens(self) -> int:
         """Tokens of labels that are computed after the prompts; 0 if labels are single tokens."""
-        return 0 if self.trie is None else self.trie.num_nodes * len(self.item_ids)
+        return 0 if self.trie is None else self.trie.num_nodes * self.num_rows
 
     @property
     def row_labels(self) -> tuple[Int32Array, ...]:
         """The labels in the answer's order: the query's, if it is scored, then the items'."""
-        query = () if self.query_labels is None else (self.query_labels,)
+        read = self.readouts
+        query = () if read is None or not len(read.query_labels) else (read.query_labels,)
         return (*query, *self.label_ids)
+
+    def query_part(self, start: int, stop: int) -> tuple[Rows, Int32Array]:
+        """Return the scored rows of the query's tokens `start` to `stop` - 1, and their labels."""
+        if self.readouts is None:
+            return NO_ROWS, NO_TOKENS
+        read = self.readouts
+        rows, labels = Rows(read.places[0], read.counts[0]).part(start, stop)
+        return rows, read.query_labels[labels]
+
+    def reads_query(self, start: int, stop: int) -> bool:
+        """True if one of these tokens of the query is scored."""
+        if self.readouts is None:
+            return False
+        rows = Rows(self.readouts.places[0], self.readouts.counts[0])
+        return rows.before(stop) > rows.before(start)
+
+    @property
+    def first_rows(self) -> Sequence[int]:
+        """The first row of the answer of each item, and their number at the end."""
+        if self.readouts is None:
+            return range(len(self.item_ids) + 1)
+        return [*accumulate(map(len, self.readouts.places))]
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the answer: one per item, or per scored token with `every_position`."""
-        return sum(map(len, self.row_labels)) if self.every_position else len(self.item_ids)
+        """Number of rows of the answer: one per item, or as many as `readouts` name."""
+        return self.first_rows[-1]
 
     @property
     def num_tokens(self) -> int:
@@ -269,10 +306,10 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     `label_logits[i][j]` is the logit of label j of item i. `lse[i]` is the log-sum-exp of item i's
     logits over the full vocabulary, or over all classes, so log-probability = logit - lse; it is
-    None unless asked for. The N rows are the items. With `every_position` the rows are all tokens
-    of all items, one item after the other, and label j of an item belongs to its token j; a query
-    that is scored stands before the items, as one more of them. `computed_tokens` leaves out the
-    tokens of labels.
+    None unless asked for. The N rows are the items. With `readouts` the rows are those that they
+    name, one item's after the other's, and `label_logits[i]` has the logits of all rows of an item;
+    a query that is scored stands before the items, as one more of them. `computed_tokens` leaves
+    out the tokens of labels.
     """
 
     label_logits: Float32Rows
@@ -299,19 +336,38 @@ def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
     if trie is None:
         return request.num_tokens
     _, items = cut_for_labels(request, limits)
-    whole = [item for item in items if not fits_batch(item, trie, limits)]
-    again = sum(map(len, whole)) * trie.num_nodes
+    prompts = [
+        prompt
+        for number, item in enumerate(items)
+        for prompt in prompts_with_nodes(request, number, item, limits)
+    ]
+    whole = [prompt for prompt in prompts if not fits_batch(prompt, trie, limits)]
+    again = sum(map(len, whole)) * trie.num_nodes + sum(map(len, prompts)) - sum(map(len, items))
     if whole:
         again += len(whole) * sum(len(path) - 1 for path in trie.paths())
     return request.num_tokens + again
 
 
-def fits_batch(item: Int32Array, trie: LabelTrie, limits: BackendLimits) -> bool:
-    """Return True if an item and its nodes may be computed in one batch.
+def fits_batch(item: Int32Array, trie: LabelTrie, limits: BackendLimits, rows: int = 1) -> bool:
+    """Return True if an item and the nodes below its rows may be computed in one batch.
 
     With --deterministic bits depend on the division into segments, so nodes continue nothing.
     """
-    return not limits.deterministic_chunk and len(item) + trie.num_nodes <= limits.max_tokens
+    tokens = len(item) + rows * trie.num_nodes
+    return not limits.deterministic_chunk and tokens <= limits.max_tokens
+
+
+def prompts_with_nodes(
+    request: ScoreRequest, number: int, item: Int32Array, limits: BackendLimits
+) -> list[Int32Array]:
+    """Return what is computed of an item below whose rows there are nodes: the item up to its last
+    row, or, if they do not fit a batch together, up to each row."""
+    if request.readouts is None or request.trie is None:
+        return [item]
+    *places, last = request.readouts.places[1 + number].tolist()
+    if fits_batch(item[: last + 1], request.trie, limits, 1 + len(places)):
+        places = []
+    return [item[: place + 1] for place in (*places, last)]
 
 
 def cut_for_labels(
@@ -324,6 +380,7 @@ def cut_for_labels(
     """
     query, items, trie = request.query_ids, request.item_ids, request.trie
     alone = trie is not None and len(items) == 1 and not limits.deterministic_chunk
+    alone = alone and request.readouts is None
     if not alone or trie is None or fits_batch(items[0], trie, limits):
         return query, items
     longer = np.concatenate((query, items[0][:-1]))

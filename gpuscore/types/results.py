@@ -15,19 +15,21 @@ from gpuscore.errors import (
     EmptyPrompt,
     GpuscoreError,
     InvalidRequest,
+    NoExtractionToken,
     PromptTooLong,
     TokenIdOutOfRange,
 )
-from gpuscore.types.batch import Float32Array, Float64Array
+from gpuscore.types.batch import Float32Array, Float64Array, Int32Array
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult
 
 ItemT = TypeVar("ItemT")
+ArrayT = TypeVar("ArrayT", Int32Array, Float32Array)
 _ITEM = re.compile(r"(\w+)\[(\d+)\]")
 # "fail": an item that cannot be scored fails its request; "null": it gets no score.
 OnError: TypeAlias = Literal["fail", "null"]
 ON_ERROR = ("fail", "null")
 # Raised while the prompt of one item is made and checked; all others are of the whole request.
-OF_ITEMS = (EmptyPrompt, InvalidRequest, PromptTooLong, TokenIdOutOfRange)
+OF_ITEMS = (EmptyPrompt, InvalidRequest, NoExtractionToken, PromptTooLong, TokenIdOutOfRange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,20 @@ def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
     return type(error)(message, param=param, retry_after=error.retry_after)
 
 
+def by_row(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
+    """Return the result of items with several rows each as if each row were an item."""
+    return replace(result, label_logits=rows_apart(result.label_logits, request))
+
+
+def rows_apart(arrays: tuple[ArrayT, ...], request: ScoreRequest) -> tuple[ArrayT, ...]:
+    """Return the parts of each item's array that belong to its rows, which have equally many
+    labels."""
+    if request.readouts is None:
+        return arrays
+    pairs = zip(arrays, request.readouts.places[1:], strict=True)
+    return tuple(row for array, places in pairs for row in array.reshape(len(places), -1))
+
+
 def per_token(result: ScoreResult, trie: LabelTrie | None) -> ScoreResult:
     """Return the result with each label's sum divided by the label's number of tokens."""
     if trie is None:
@@ -222,19 +238,21 @@ def _by_rows(
 
 
 def label_mass(
-    result: ScoreResult, request: ScoreRequest, items: slice = slice(None)
+    result: ScoreResult, request: ScoreRequest, labels: Sequence[Int32Array] | None = None
 ) -> Float64Array:
-    """Return per item the probability of all its labels together, at most 1.
+    """Return per row the probability of all its labels together, at most 1.
 
     Equal labels count once. A label that continues another one does not count, because the other
     one's probability contains it.
 
     Args:
-        result: the result of these items of the request alone.
+        result: of some of the request's rows.
+        labels: of these rows; None: of all items.
     """
     columns: list[NDArray[Any]] = []
     if request.trie is None:
-        columns = [np.unique(ids, return_index=True)[1] for ids in request.label_ids[items]]
+        labels = request.label_ids if labels is None else labels
+        columns = [np.unique(ids, return_index=True)[1] for ids in labels]
     else:
         columns = [request.trie.counted] * len(result.label_logits)
     rows = zip(label_logprobs(result), columns, strict=True)

@@ -4,6 +4,7 @@ import numpy as np
 
 from gpuscore.types.batch import (
     Prefix,
+    Rows,
     Segment,
     pack,
     page_slots,
@@ -44,10 +45,10 @@ def test_every_row_of_a_segment():
     segments = [
         Segment(int32([10, 11]), 0, 0, label_ids=int32([7, 8])),
         Segment(
-            int32([12, 13, 14]), 4, 0, label_ids=int32([1, 2, 3]), need_lse=True, every_row=True
+            int32([12, 13, 14]), 4, 0, label_ids=int32([1, 2, 3]), rows=Rows.every(3), need_lse=True
         ),
         Segment(int32([15]), 0, 0),
-        Segment(int32([16]), 0, 0, label_ids=int32([9]), every_row=True),
+        Segment(int32([16]), 0, 0, label_ids=int32([9]), rows=Rows.every(1)),
     ]
     batch = pack(segments, [Prefix(0, NO_PAGES)])
     assert batch.score_rows.tolist() == [1, 2, 3, 4, 6]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends.torch.ranks.backend import ParallelBackend
-from gpuscore.types.batch import Prefix, Segment, pack, page_slots
+from gpuscore.types.batch import Prefix, Rows, Segment, pack, page_slots
 from support.backends import JAX_FAMILIES, fill_pages, needs_cuda, needs_jax
 from support.batches import (
     NO_PAGES,
@@ -250,8 +250,12 @@ def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
     for start, stop in ((0, 40), (40, 63)):
         slots = page_slots(pages, start, stop, size) if stop < 63 else None
         labels = int32([*long[1:], 0][start:stop])
-        chunk = Segment(int32(long[start:stop]), start, 0, -1, slots, labels, True, every_row=True)
-        beside = Segment(int32(short), 0, 1, -1, None, int32([*short[1:], 0]), True, every_row=True)
+        chunk = Segment(
+            int32(long[start:stop]), start, 0, -1, slots, labels, True, Rows.every(stop - start)
+        )
+        beside = Segment(
+            int32(short), 0, 1, -1, None, int32([*short[1:], 0]), True, Rows.every(len(short))
+        )
         segments = [*item_segments([other], 0, 1, -1, LABELS[:1]), chunk, beside]
         batch = pack(segments, [Prefix(start, pages), Prefix(0, NO_PAGES)], num_top=1)
         scored.append(run(backend, batch))

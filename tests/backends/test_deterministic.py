@@ -134,22 +134,6 @@ def test_two_threads(scoring, rng):
         torch.set_num_threads(threads)
 
 
-def test_close_to_the_usual_scores(scoring, rng, tiny_model):
-    made = scoring("gemma2", dtype="float32", max_batch_tokens=512)
-    directory, _ = tiny_model("gemma2")
-    config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=512)
-    usual = create_backend(plan_backend(directory, config))
-    engine = Engine(usual)
-    query, items = random_ids(rng, 260), some_items(rng, 9)
-    score_input = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
-    request = PromptBuilder(None, usual.limits, UNLIMITED).build(score_input)
-    expected = bits_of(engine.score(request)).view(np.float32)
-    engine.close()
-    np.testing.assert_allclose(
-        made.bits(query, items).view(np.float32), expected, atol=1e-4, rtol=0
-    )
-
-
 def test_threads_share_work_evenly(tiny_model):
     directory, _ = tiny_model("qwen3", hidden_size=1208)  # 128 x 1208 / 3 is no integer
     config = ModelConfig(str(directory), deterministic=True, threads=3)

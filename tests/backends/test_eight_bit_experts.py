@@ -149,14 +149,6 @@ def test_the_router_is_not_quantised():
     assert torch.equal(mixtures[0].router, stored.float())
 
 
-def test_memory_of_the_weights():
-    """Experts have a byte per number, and scales; the plan says so."""
-    directory = FOLDER / "qwen3-moe-int8"
-    planned = plan_backend(directory, ModelConfig(device="cpu", dtype="bfloat16")).weight_bytes
-    stored = sum(x.nbytes for x in load_file(directory / "model.safetensors").values())
-    assert stored < planned < 1.1 * stored  # scales are in float32, and have zero points
-
-
 def test_a_quantised_router_is_refused(tmp_path):
     directory = shutil.copytree(FOLDER / "qwen3-moe-int8", tmp_path / "model")
     tensors, name = load_file(directory / "model.safetensors"), "model.layers.0.mlp.gate.weight"

@@ -26,7 +26,7 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized import quantize_rows
 from support.eight_bits import needs_int8
 from support.models import random_ids
-from support.quantized import FOLDER, quantised
+from support.quantized import quantised
 from support.slow import slow
 
 pytestmark = needs_int8
@@ -116,17 +116,6 @@ def test_a_row_does_not_depend_on_the_others():
     x[1:] *= 1e6  # strangers with a much larger scale
     assert torch.equal(products(layer, x)[0], every[0])
     assert torch.equal(products(layer, x[:1])[0], every[0])
-
-
-@pytest.mark.parametrize("name", ["qwen3-int8", "qwen3-moe-int8"])
-def test_deterministic_items_have_the_same_bits_alone(name):
-    rng = np.random.default_rng(1)
-    query, items = random_ids(rng, 40), [random_ids(rng, count) for count in (1, 30, 7, 12)]
-    ids = {"label_token_ids": [3, 9], "logprobs": True}
-    with Scorer(str(FOLDER / name), device="cpu", deterministic=True) as scorer:
-        together = scorer.score(query, items, **ids).logprobs
-        alone = [scorer.score(query, [item], **ids).logprobs[0] for item in items]
-    assert np.array_equal(together, np.stack(alone))
 
 
 def test_layers_of_several_formats_are_stacked():

@@ -14,8 +14,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.engine import Engine
-from gpuscore.types.batch import NO_TOKENS
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.request import Readouts, ScoreRequest
 from support.backends import needs_jax
 from support.models import random_ids
 from support.programs import run_module
@@ -26,15 +25,14 @@ LENGTHS = (1, 2, 63, 111, 130, 257, 33, 300)
 def request_of(prompts, cut=0):
     arrays = tuple(np.array(prompt, np.int32) for prompt in prompts)
     labels = tuple(np.roll(array, -1) for array in arrays)
-    request = ScoreRequest(NO_TOKENS, arrays, labels, True, num_top=1, every_position=True)
-    if not cut:
-        return request
-    return replace(
-        request,
-        query_ids=arrays[0][:cut],
-        item_ids=tuple(array[cut:] for array in arrays),
-        label_ids=tuple(ids[cut:] for ids in labels),
-        query_labels=labels[0][:cut],
+    items = tuple(array[cut:] for array in arrays)
+    return ScoreRequest(
+        arrays[0][:cut],
+        items,
+        tuple(ids[cut:] for ids in labels),
+        need_lse=True,
+        num_top=1,
+        readouts=Readouts.every(items, labels[0][:cut]),
     )
 
 

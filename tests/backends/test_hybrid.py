@@ -112,17 +112,6 @@ def test_a_hit_at_every_boundary(tiny_model, rng, length):
             check(model, long, [prompt + item for item in [*items, long_item]])
 
 
-def test_a_burst_of_one_query_computes_it_once(tiny_model, rng):
-    """Requests that arrive together wait for the first one's state, which ends a page."""
-    directory, model = tiny_model("qwen3_5")
-    query, items = random_ids(rng, 100), [random_ids(rng, n) for n in (3, 1, 7, 5)]
-    with Scorer(str(directory), max_batch_tokens=64) as scorer:
-        results = together(scorer, [(query, [item]) for item in items])
-    for item, result in zip(items, results, strict=True):
-        check(model, result, [query + item])
-    assert sorted(result.cached_tokens for result in results) == [0, 96, 96, 96]
-
-
 def test_a_long_query_keeps_states_in_between(tiny_model, rng):
     """Another query that shares 1,100 tokens begins with the state after 1,024 of them."""
     directory, model = tiny_model("qwen3_5", max_position_embeddings=4096)

@@ -38,7 +38,6 @@ WIDE = {  # a model whose batches take tens of megabytes, nearly all of them for
 }
 LARGEST = 1024  # tokens of the largest batches
 PAGE = 16 * 2 * 3 * 2 * 16 * 4  # bytes: tokens, sides, layers, KV heads, head size, float32
-NEEDED = 512 // 16 + 1  # pages of a prompt of full length
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak")
 
@@ -135,11 +134,6 @@ def test_too_little_is_refused_in_a_sentence(memory, options, message, backend_o
     with pytest.raises(ConfigError) as error:
         backend_of(memory, **options)
     assert str(error.value) == message
-
-
-def test_just_enough(backend_of):
-    backend = backend_of(SetMemory(5 * MIB + 48 * PAGE, 5 * MIB))
-    assert backend.limits.num_pages == NEEDED
 
 
 def test_a_batch_that_does_not_fit(backend_of):

@@ -108,13 +108,6 @@ def test_the_sample_is_judged_by_the_oracle_too(server, tmp_path, monkeypatch, c
 
 
 @pytest.mark.slow
-def test_another_api(server, tmp_path):
-    words = ("--url", server.url, "--api", "completions", "--scenario", "rerank")
-    _, rows = run(tmp_path, *words)
-    assert all(row.error is None and row.rates for row in rows.values())
-
-
-@pytest.mark.slow
 def test_servers_of_its_own(tmp_path, capsys):
     """Two servers of one model agree."""
     options = " ".join(QUICK)

@@ -10,7 +10,7 @@ import pytest
 
 from gpuscore.commands.cli import main
 from gpuscore.measure.bundle import Bundle, read_bundle, write_bundle
-from gpuscore.measure.figures import Row, Shot, measured, report_rows
+from gpuscore.measure.figures import Row, Shot, measured
 from gpuscore.measure.intervals import Interval
 from gpuscore.measure.rates import against, change_text
 from gpuscore.measure.results import CaseResult, Measured
@@ -199,15 +199,3 @@ def test_a_part_is_extrapolated_by_the_later_requests():
     assert part.extrapolated(32, 500).requests == 16, "the last one has 20 items"
     row = measured(Row("rerank", "sequential", SHAPE, "demo"), [part.extrapolated(32, 512)])
     assert row.requests_per_second == pytest.approx(16 / 25)
-
-
-def test_the_reports_are_as_published():
-    rows = {(row.server, row.scenario, row.way): row for row in report_rows()}
-    assert rows["TPU v6e, sgl-jax", "rerank", "packed"].rates == (9.75,)
-    assert rows["RTX PRO 6000, SGLang", "rerank-short", "warm"].rates == (464.32,)
-    load = rows["TPU v5e, sgl-jax", "concurrency", "1 x 180, 1,024 in flight"]
-    assert load.requests_per_second == 76.28
-    assert load.average == 4290
-    assert rows["H100, SGLang", "latency", "prefill plus decode"].average == 33
-    poisson = rows["H100, SGLang", "poisson", "Poisson 70/s"]
-    assert [poisson.average, *map(poisson.percentile, (50, 90, 99))] == [51.16, 39.1, 73.37, 391.96]

@@ -58,18 +58,6 @@ def test_without_labels_the_family_ranks(page, server, seen):
     assert f"{server.url}/v1/rerank" in seen.requests
 
 
-def test_classify(page, server):
-    page.goto(
-        server.link(
-            task="classify", items=json.dumps([QUERY + BEST]), format="json", labels="yes,no"
-        )
-    )
-    done(page)
-    ((_, _, yes, no, mass),) = rows(page)
-    assert float(mass) > 0.9
-    assert float(yes) + float(no) == pytest.approx(1, abs=1e-3)
-
-
 def test_two_requests_beside_each_other(page, server, picture):
     page.goto(server.link(**RERANK, **{"b.query": "a red lamp"}))
     done(page)
@@ -285,13 +273,6 @@ def test_no_column_hides_without_a_sign(page, server, picture):
     expect(sign).to_be_visible()
 
 
-def test_an_address_with_a_request_gets_no_example(page, server):
-    page.goto(server.link(query="mine", run=False))
-    expect(page.locator("#run")).to_be_enabled()
-    assert page.locator("textarea[name=query]").first.input_value() == "mine"
-    assert page.locator("textarea[name=items]").first.input_value() == ""
-
-
 def test_the_back_button_shows_the_state_before(page, server):
     page.goto(server.link(**STATE))
     done(page)
@@ -327,12 +308,6 @@ def test_a_server_that_is_not_ready_yet(page, server):
     page.goto(server.link(**RERANK))
     expect(page.locator("#server")).to_have_text("the model is loading")
     expect(page.locator("#said")).to_have_text("Done.")
-
-
-def test_two_models(page, two_models):
-    page.goto(two_models.link(**RERANK, model="two"))
-    done(page)
-    expect(page.locator(".summary")).to_contain_text("two ·")
 
 
 def example(page, server: Server) -> None:

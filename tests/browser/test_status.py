@@ -69,10 +69,3 @@ def test_replicas_and_models(page, two_models, picture):
     page.goto(f"{two_models.url}/status")
     expect(page.locator("#replicas tbody tr")).to_have_count(2)
     expect(page.locator("#replicas")).to_contain_text("two 0")
-
-
-def test_a_phone(page, server):
-    page.set_viewport_size({"width": 360, "height": 700})
-    page.goto(f"{server.url}/status")
-    expect(page.locator("#replicas tbody tr")).to_have_count(1)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360

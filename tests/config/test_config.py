@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.config import CONFIGS, EngineConfig, ModelConfig, ServerConfig
+from gpuscore.config import CONFIGS, EngineConfig, ModelConfig
 from gpuscore.config.options import checked, options
 from gpuscore.config.sources import KUBERNETES, read_settings
 from gpuscore.errors import ConfigError
@@ -99,12 +99,6 @@ def test_a_size_may_be_text_everywhere(tmp_path):
     assert checked(ModelConfig(kv_cache_size="3MiB")).kv_cache_size == 3 * 2**20
     with pytest.raises(ConfigError, match='kv_cache_size must be a size .*, got "3MB"'):
         checked(ModelConfig(kv_cache_size="3MB"))
-
-
-def test_an_integer_is_fine_for_a_number(tmp_path):
-    path = tmp_path / "gpuscore.toml"
-    path.write_text("\r\n# seconds\r\nclient_timeout = 7\r\n")
-    assert read_settings({"config": str(path)}, {}).make(ServerConfig).client_timeout == 7
 
 
 def test_the_example_of_the_documentation(tmp_path):

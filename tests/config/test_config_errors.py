@@ -35,9 +35,7 @@ def wrong_values(item):
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("INSECURE", "yes", 'must be true or false, got "yes"'),
         ("INSECURE", "True", 'must be true or false, got "True"'),
-        ("PORT", "80.0", 'must be an integer from 0 to 65535, got "80.0"'),
         ("PORT", "8_000", 'must be an integer from 0 to 65535, got "8_000"'),
         ("PORT", " 80", 'must be an integer from 0 to 65535, got " 80"'),
         ("PORT", "٨٠", 'must be an integer from 0 to 65535, got "٨٠"'),
@@ -45,7 +43,6 @@ def wrong_values(item):
         ("PORT", "9" * 5000, f'got "{"9" * 59}...'),
         ("CLIENT_TIMEOUT", "10s", 'must be a number from 0.1 to 86400, got "10s"'),
         ("CLIENT_TIMEOUT", "nan", "must be a number from 0.1 to 86400, got nan"),
-        ("CLIENT_TIMEOUT", "inf", "must be a number from 0.1 to 86400, got inf"),
         *(
             (
                 "KV_CACHE_SIZE",
@@ -54,18 +51,13 @@ def wrong_values(item):
             )
             for text, got in (
                 ("4GB", 'got "4GB"'),
-                ("4gib", 'got "4gib"'),
                 ("4 GiB", 'got "4 GiB"'),
                 ("1.5GiB", 'got "1.5GiB"'),
-                ("-1GiB", 'got "-1GiB"'),
                 ("GiB", 'got "GiB"'),
                 ("٤GiB", 'got "٤GiB"'),
-                ("0MiB", "got 0"),
                 ("9" * 5000, f'got "{"9" * 59}...'),
             )
         ),
-        ("MEMORY_FRACTION", "1.1", "must be a number from 0.05 to 1.0, got 1.1"),
-        ("DEVICE", "gpu", 'must be one of auto, cpu, cuda, tpu, got "gpu"'),
         ("MODEL", "a\nb" * 99, None),
     ],
 )
@@ -119,7 +111,6 @@ def test_what_kubernetes_injects_is_recognised(service):
     ("text", "expected"),
     [
         ("prot = 1", 'there is no key "prot"; `gpuscore serve --help-all` shows'),
-        ("Port = 1", 'there is no key "Port"; '),
         ('"a\\nb" = 1', r'there is no key "a\nb"; '),
         ("config = 'other.toml'", 'there is no key "config"; '),
         (f"apikey = '{SECRET}'", 'there is no key "apikey"; '),
@@ -127,25 +118,15 @@ def test_what_kubernetes_injects_is_recognised(service):
         (f"api_key_file = ['{SECRET}']", "api_key_file must be a non-empty string, got an array"),
         (f"api_key = '{SECRET}'\napi_key = '{SECRET}'", "Cannot overwrite a value (at line 2,"),
         ("[server]\nport = 1", 'there is no key "server"; '),
-        ("server.port = 1", 'there is no key "server"; '),
-        (
-            "port = 1\nhost = '::1'\nport = 1",
-            "Cannot overwrite a value (at line 3,",
-        ),
         ("port = '8000'", 'port must be an integer from 0 to 65535, got "8000"'),
         ("port = 8000.0", "port must be an integer from 0 to 65535, got 8000.0"),
         ("port = true", "port must be an integer from 0 to 65535, got true"),
         ("port = 1979-05-27", "port must be an integer from 0 to 65535, got 1979-05-27"),
-        ("max_items = 0", "max_items must be an integer of at least 1, got 0"),
         ("insecure = 1", "insecure must be true or false, got 1"),
-        ("insecure = 'true'", 'insecure must be true or false, got "true"'),
         ("client_timeout = true", "client_timeout must be a number from 0.1 to 86400, got true"),
-        ("client_timeout = nan", "client_timeout must be a number from 0.1 to 86400, got nan"),
         (f"client_timeout = 1{'0' * 400}", "must be a number from 0.1 to 86400, got 1000"),
-        ("kv_cache_size = '4GB'", "kv_cache_size must be a size such as 512MiB or 4GiB, in bytes"),
         ("kv_cache_size = 4.0", "in bytes at least 1, got 4.0"),
         ("model = 7", "model must be a non-empty string, got 7"),
-        ("device = 'gpu'", 'device must be one of auto, cpu, cuda, tpu, got "gpu"'),
         ("port = ", "Invalid value (at line 1"),
         ("port 8000", "(at line 1"),
         ("max_items = " + "[" * 9999, "recursion"),

@@ -1,7 +1,5 @@
 """Promise: a model of another format or kind is refused with what it is and what to do."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -78,26 +76,6 @@ def test_weights_in_another_format(tmp_path, name, words):
 def test_a_file_in_place_of_a_directory(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
     assert f"is one file; give a model's directory: {tmp_path}?" in refusal(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("method", "bits", "words"),
-    [
-        ("awq", {"bits": 4}, "quant_method is 'awq' (4 bits)"),
-        ("gptq", {"bits": 3}, "quant_method is 'gptq' (3 bits)"),
-        ("bitsandbytes", {"load_in_4bit": True}, "quant_method is 'bitsandbytes'; supported"),
-        ("mxfp4", {}, "quant_method is 'mxfp4'; supported"),
-    ],
-)
-def test_quantisation_by_name(tmp_path, method, bits, words):
-    make_model(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": method, **bits}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError) as error:
-        plan_backend(model_directory(str(tmp_path)), ModelConfig())
-    assert words in str(error.value)
-    assert "serve the model that was quantised" in str(error.value)
 
 
 @pytest.mark.parametrize("whole_weights", [False, True])

@@ -4,7 +4,7 @@ import pytest
 
 from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig, ServerConfig
-from gpuscore.config.served import listed, served_models
+from gpuscore.config.served import served_models
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_name
 
@@ -78,21 +78,8 @@ def test_wrong_models(model, server, message):
         served_models(ModelConfig(**model), ServerConfig(**server))
 
 
-def test_flags_together(capsys, monkeypatch):
-    assert main(["serve", "demo", "--model", "a=demo"]) == 78
-    assert "--model demo: must be NAME=MODEL" in capsys.readouterr().err
-    monkeypatch.setenv("GPUSCORE_MODEL", "a=/x,b=/y,c")
-    assert main(["serve"]) == 78
-    assert "--model c: must be NAME=MODEL" in capsys.readouterr().err
-
-
 def test_a_command_for_one_model_does_not_take_several(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("GPUSCORE_MODEL", "a=x,b=y")
     batch = ["batch", "--input", str(tmp_path), "--output", str(tmp_path / "o.jsonl")]
     assert main(batch) == 78
     assert "MODEL a=x,b=y is neither a directory nor a valid hub name" in capsys.readouterr().err
-
-
-def test_a_message_lists_the_first_names():
-    assert listed(["a", "b"]) == "a, b"
-    assert listed([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"

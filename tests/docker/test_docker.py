@@ -217,24 +217,3 @@ def test_a_model_by_option_or_by_variable_answers_on_all_addresses(tmp_path):
                 connection.close()
             finally:
                 server.terminate()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        (["--help"], "usage: gpuscore [-h]"),
-        (["--version"], "gpuscore 0."),
-        (["info", "--help"], "usage: gpuscore info"),
-    ],
-)
-def test_other_commands_are_reached(arguments, shown, tmp_path):
-    command, variables = started("Dockerfile.cpu", tmp_path, *arguments)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
-    assert shown in " ".join(done.stdout.split()), done
-
-
-def test_no_base_is_chosen_behind_the_argument():
-    """Every stage starts from BASE, so that one digest pins the base of a whole image."""
-    for dockerfile in IMAGES:
-        starts = [line for line in instructions(dockerfile) if line.startswith("FROM")]
-        assert [line.split()[1] for line in starts] == ["${BASE}", "${BASE}"]

@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpuscore.backends.base import OutOfMemory
 from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
-from gpuscore.types.batch import NO_TOKENS
-from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.types.batch import NO_TOKENS, Rows
+from gpuscore.types.request import Readouts, ScoreRequest, ScoreResult, Timings
 from support.stepped_runner import run, submit
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
@@ -20,20 +19,21 @@ def request_of(rng, lengths, *, every=True, query=0):
     items = tuple(rng.integers(0, 900, n).astype(np.int32) for n in lengths)
     labels = tuple(rng.integers(0, 900, n if every else 2).astype(np.int32) for n in lengths)
     query_ids = rng.integers(0, 900, query).astype(np.int32)
-    return ScoreRequest(query_ids, items, labels, need_lse=True, every_position=every)
+    readouts = Readouts.every(items) if every else None
+    return ScoreRequest(query_ids, items, labels, need_lse=True, readouts=readouts)
 
 
 def of_prompts(prompts, cut=0, *, scored=True):
     """Return a request whose labels are the tokens that follow, with `cut` tokens as its query."""
     arrays = [np.array(prompt, np.int32) for prompt in prompts]
     labels = [np.append(prompt[1:], prompt[:1]) for prompt in arrays]
+    items = tuple(prompt[cut:] for prompt in arrays)
     return ScoreRequest(
         arrays[0][:cut],
-        tuple(prompt[cut:] for prompt in arrays),
+        items,
         tuple(ids[cut:] for ids in labels),
         need_lse=True,
-        every_position=True,
-        query_labels=labels[0][:cut] if cut and scored else None,
+        readouts=Readouts.every(items, labels[0][: cut * scored]),
     )
 
 
@@ -42,7 +42,7 @@ def check(ticket):
     lse = []
     query = request.query_ids
     spans = [(query, item) for item in request.item_ids]
-    if request.query_labels is not None:
+    if len(request.readouts.query_labels):
         spans.insert(0, (query[:0], query))
     for (before, item), labels, logits in zip(
         spans, request.row_labels, result.label_logits, strict=True
@@ -60,7 +60,7 @@ def computed(runner, request):
     """Run a request and check its answer; return the number of tokens that were computed."""
     ticket = submit(runner, request)
     run(runner)
-    if request.every_position:
+    if request.readouts is not None:
         check(ticket)
     return ticket.future.result().computed_tokens
 
@@ -132,14 +132,15 @@ def test_kept_rows_are_for_other_labels_or_hold_too_little():
     rng = np.random.default_rng(0)
     runner = Runner(TapeBackend(max_tokens=64, num_pages=400))
     request = of_prompts([rng.integers(0, 900, 41)], 40)
-    others = request.query_labels.copy()
+    others = request.readouts.query_labels.copy()
     others[20] += 1
+    other = Readouts.every(request.item_ids, others)
     bare = submit(runner, replace(request, need_lse=False))
     run(runner)
     assert bare.future.result().lse is None
     assert computed(runner, request) == 41
     assert computed(runner, request) == 1
-    assert computed(runner, replace(request, query_labels=others)) == 41 - 20
+    assert computed(runner, replace(request, readouts=other)) == 41 - 20
 
 
 @pytest.mark.parametrize("max_tokens", [40, 300])
@@ -157,35 +158,6 @@ def test_prompts_that_share_beginnings_are_a_tree(max_tokens):
     else:
         assert tokens < 100
         assert tokens == plan_items(request, runner.backend.limits).num_tokens
-
-
-def test_progress_counts_rows():
-    seen = []
-    runner = Runner(TapeBackend(max_tokens=32, num_pages=200))
-    submit(runner, request_of(np.random.default_rng(0), [100, 20]), seen.append)
-    run(runner)
-    assert seen == sorted(seen)
-    assert seen[-1] == 120
-    assert len(seen) > 3
-
-
-@pytest.mark.parametrize("failing", range(5))
-def test_a_failed_chunk_costs_itself_and_the_one_launched_since(failing):
-    backend = TapeBackend(max_tokens=32, num_pages=128)
-    collect, steps = backend.collect, []
-
-    def failing_once(pending):
-        steps.append(pending)
-        if len(steps) == failing + 1:
-            raise OutOfMemory("once")
-        return collect(pending)
-
-    backend.collect = failing_once
-    runner = Runner(backend)
-    ticket = submit(runner, request_of(np.random.default_rng(0), [150]))
-    run(runner)
-    check(ticket)
-    assert 150 < sum(batch.num_tokens for batch in backend.batches) <= 150 + 2 * 32
 
 
 @pytest.mark.parametrize("query", [False, True])
@@ -217,21 +189,6 @@ def test_a_chunk_that_is_not_finite_runs_again(spoilt, always, query):
     assert 150 < sum(batch.num_tokens for batch in backend.batches) <= 150 + 2 * 32
     if query:
         assert computed(runner, request) == 10, "what was kept is fine"
-
-
-def test_a_small_request_is_not_stuck_behind_a_large_one():
-    rng = np.random.default_rng(0)
-    runner = Runner(TapeBackend(max_tokens=128, num_pages=400))
-    large = submit(runner, request_of(rng, [60] * 100))
-    for _ in range(3):
-        runner.step()
-    small = submit(runner, request_of(rng, [20] * 3))
-    for _ in range(4):
-        runner.step()
-    assert small.future.done()
-    assert not large.future.done()
-    run(runner)
-    check(large)
 
 
 def test_greedy_is_exactly_the_best_token():
@@ -267,15 +224,18 @@ def test_a_token_is_among_the_best_exactly_if_its_number_is():
 
 def test_a_request_that_does_not_hold_together():
     request = request_of(np.random.default_rng(0), [3, 4])
-    with pytest.raises(ValueError, match="one label for each token"):
+    with pytest.raises(ValueError, match="do not add up to the labels"):
         replace(request, label_ids=request.label_ids[::-1])
-    ids = request.item_ids[0]
-    with pytest.raises(ValueError, match="one label for each token"):
-        replace(request, query_ids=ids, query_labels=ids[:2])
+    ids, read = request.item_ids[0], request.readouts
+    with pytest.raises(ValueError, match="rows for each item"):
+        replace(request, readouts=Readouts.of(read.rows[1:]))
     with pytest.raises(ValueError, match="21 top tokens"):
         replace(request, num_top=21)
-    with pytest.raises(ValueError, match="query_labels need every_position"):
-        ScoreRequest(ids, (ids,), (ids,), need_lse=True, query_labels=ids)
+    for places in ([0, 1, 3], [1, 0, 2], [0, 0, 1], [-1, 0, 1], [0, 1]):
+        rows = Rows(np.array(places, np.int32), read.counts[1])
+        with pytest.raises(ValueError, match="different tokens, in order"):
+            replace(request, readouts=Readouts.of([read.rows[0], rows, read.rows[2]]))
     assert replace(request, query_ids=ids).num_rows == 7
-    assert replace(request, query_ids=ids, query_labels=ids).num_rows == 10
+    with_query = Readouts.every(request.item_ids, ids)
+    assert replace(request, query_ids=ids, readouts=with_query).num_rows == 10
     assert replace(request, query_ids=NO_TOKENS).num_rows == 7

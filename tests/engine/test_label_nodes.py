@@ -12,7 +12,7 @@ from msgspec import structs
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import plan_items
-from gpuscore.errors import InsufficientMemory, NonfiniteScore
+from gpuscore.errors import InsufficientMemory
 from gpuscore.types.request import LabelTrie, ScoreRequest, most_tokens
 from gpuscore.types.results import label_logprobs, label_mass, label_scores, per_token
 from support.slow import slow
@@ -202,25 +202,6 @@ def test_progress_counts_the_callers_items():
     assert seen == sorted(seen)
     assert seen[-1] == 11
     assert max(seen[:-1]) < 11
-
-
-class BrokenTape(TapeBackend):
-    """A tape whose rows after the token 950 are no numbers."""
-
-    def run(self, batch):
-        scores = super().run(batch)
-        broken = [950 in batch.token_ids[: row + 1].tolist()[-3:] for row in batch.score_rows]
-        scores.label_logits[np.repeat(broken, np.diff(batch.cu_labels))] = np.nan
-        return scores
-
-
-def test_an_error_names_the_callers_item():
-    items = [[1], [2], [3], [4, 950]]
-    with (
-        engine_of(BrokenTape(max_tokens=64)) as (engine, _),
-        pytest.raises(NonfiniteScore, match=r"items\[3\]"),
-    ):
-        engine.score(request_of(items)).result(30)
 
 
 def test_a_family_needs_no_more_memory_than_there_is():

@@ -25,7 +25,7 @@ from graphs.recorder import Capture, Recorder
 
 
 class Stream:
-    """A stream; only the first has work, except in a capture."""
+    """A stream or an event; only the first stream has work, except in a capture."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -34,18 +34,10 @@ class Stream:
         """Wait for nothing: there is one stream."""
 
     def synchronize(self) -> None:
-        self._recorder.waited("a stream's synchronize")
+        self._recorder.waited("a synchronize")
 
-
-class Event:
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: "Stream | None" = None) -> None:
         """Mark a place in the stream."""
-
-    def synchronize(self) -> None:
-        self._recorder.waited("an event's synchronize")
 
 
 class Graph:
@@ -92,17 +84,15 @@ def _functions(recorder: Recorder, capability: tuple[int, int]) -> dict[str, Any
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: capability,
-        "get_device_name": lambda device=None: "simulated",
         "mem_get_info": lambda device=None: (recorder.total - recorder.reserved, recorder.total),
         "memory_reserved": lambda device=None: recorder.reserved,
-        "memory_allocated": lambda device=None: recorder.ordinary.live + recorder.of_graphs.live,
         "max_memory_reserved": lambda device=None: recorder.peak,
         "reset_peak_memory_stats": forget_peak,
         "empty_cache": empty_cache,
         "synchronize": lambda device=None: recorder.waited("torch.cuda.synchronize"),
         "graph_pool_handle": lambda: 1,
         "Stream": lambda device=None, **options: Stream(recorder),
-        "Event": lambda **options: Event(recorder),
+        "Event": lambda **options: Stream(recorder),
         "CUDAGraph": lambda **options: Graph(recorder),
         "current_stream": lambda device=None: recorder.stream,
         "stream": lambda stream: _on(recorder, stream),

@@ -4,15 +4,15 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import Architecture
@@ -25,37 +25,23 @@ from gpuscore.config import ModelConfig
 from graphs.recorder import Recorder
 
 
-class EmptyFiles:
-    """Stands for `CheckpointFiles`: every tensor has its shape and no contents."""
-
-    def __init__(
-        self,
-        directory: Path,
-        architecture: Architecture,
-        framework: str,
-        progress: object = None,
-        shard: object = None,
-        device: str = "cuda",
-    ) -> None:
-        self.shapes, self._device = weight_shapes(architecture.config), device
-
-    def reopen(self) -> None:
-        """Do nothing: there are no files."""
-
-    def scale(self, part: str, name: str) -> Tensor | None:
-        """Return nothing: no part is quantised."""
-
-    def tensor(self, part: str, name: str) -> Tensor:
-        return torch.empty(self.shapes[part], dtype=torch.bfloat16, device=self._device)
-
-    def refuse_left_over(self, tied: str | None) -> None:
-        """Accept every checkpoint."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close no file."""
+def empty_files(
+    directory: Path,
+    architecture: Architecture,
+    framework: str,
+    shard: object = None,
+    device: str = "cuda",
+) -> AbstractContextManager[Any]:
+    """Stand for `CheckpointFiles`: tensors have shapes and no contents; none is quantised."""
+    shapes = weight_shapes(architecture.config)
+    files = SimpleNamespace(
+        shapes=shapes,
+        reopen=lambda: None,
+        scale=lambda part, name: None,
+        tensor=lambda part, name: torch.empty(shapes[part], dtype=torch.bfloat16, device=device),
+        refuse_left_over=lambda tied: None,
+    )
+    return nullcontext(files)
 
 
 @dataclass
@@ -86,7 +72,7 @@ def started(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for module, name, stand_in in (
-            (loader, "CheckpointFiles", EmptyFiles),
+            (loader, "CheckpointFiles", empty_files),
             (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
             (backend_module, "measure", noting),
             # It compares results, of which there are none.

@@ -9,17 +9,17 @@ depends on contents, for which a host would wait, fails.
 """
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from support.product_frames import product_line
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -89,7 +89,6 @@ class Recorder(TorchDispatchMode):
             aten._to_copy: self._to_copy,
             aten.copy_: self._copy,
             aten.empty: self._empty,
-            aten._pin_memory: self._pin,
             aten.is_pinned: lambda _, x: self._is_pinned(x),
         }
 
@@ -163,10 +162,6 @@ class Recorder(TorchDispatchMode):
             return
         size = -(-storage.nbytes() // UNIT) * UNIT
         pool = self.ordinary if self.capturing is None else self.of_graphs
-        if self.reserved + max(0, pool.live + size - pool.reserved) > self.total:
-            self.empty_cache()
-            if self.reserved + size > self.total:
-                raise torch.OutOfMemoryError(f"CUDA out of memory: {size} bytes asked for")
         pool.live += size
         pool.reserved = max(pool.reserved, pool.live)
         self.peak = max(self.peak, self.reserved)
@@ -263,15 +258,19 @@ class Recorder(TorchDispatchMode):
         self._pinned[storage._cdata] = weakref.ref(storage)
         return fresh
 
-    def _pin(self, func: OpOverload, x: Tensor, device: object = None) -> Tensor:
-        fresh: Tensor = self._empty(
-            aten.empty.memory_format, list(x.shape), dtype=x.dtype, pin_memory=True
-        )
-        return fresh.copy_(x)
-
     def _is_pinned(self, tensor: Tensor) -> bool:
         known = self._pinned.get(tensor.untyped_storage()._cdata)
         return known is not None and known() is not None
+
+
+def product_line() -> str:
+    """Return the folder, file and line of the product's innermost frame."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("gpuscore"):
+        frame = frame.f_back
+    if frame is None:
+        return "outside of the product"
+    return f"{'/'.join(frame.f_code.co_filename.split('/')[-2:])}:{frame.f_lineno}"
 
 
 def _on_meta(value: Any) -> Any:

@@ -1,12 +1,9 @@
 """Launches of known code: never with another choice than Triton's, and with its arguments."""
 
-import importlib.util
-
 import pytest
 import torch
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("needs triton, which is for Linux", allow_module_level=True)
+pytest.importorskip("triton", reason="it is for Linux")
 
 from triton.backends.nvidia.driver import CudaLauncher
 

@@ -3,7 +3,6 @@ and its collection, all work is on one stream, a graph repeats what would be lau
 stays within what was counted at start. Launches are counted, those of foreign Triton code too.
 """
 
-import importlib.util
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -19,8 +18,7 @@ from support.linear_layers import with_states
 from support.model_configs import LLAMA_8B, MIXTURE, QWEN3_06B, QWEN35_08B
 from support.slow import slow
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("needs triton, which is for Linux", allow_module_level=True)
+pytest.importorskip("triton", reason="it is for Linux")
 
 import triton
 from triton import language as tl

@@ -17,10 +17,7 @@ from support.serving import RunningServer, serving
 from support.vitals import Patient
 
 DESCRIPTORS = 8192  # thousands of connections: a limit of the tests that the servers inherit
-TIMES = (
-    *("--client-timeout", "1"),
-    *("--keep-alive-timeout", "3"),
-)
+TIMES = ("--client-timeout", "1", "--keep-alive-timeout", "3")
 LIMITS = ("--max-body-bytes", "1048576")
 NAMES = ("--allowed-hosts", "*")  # of changed requests
 WARM = 8  # concurrent requests that make the server start all of its threads

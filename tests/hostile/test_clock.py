@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from support.connections import canary, check_error, retry_after
+from support.connections import Connection, canary, check_error, retry_after, under_way
+from support.serving import wait_until
 from support.tape_engine import HELD
 from support.tape_servers import JSON, body_of, engine_of, in_flight, let_go, tape_server
 
@@ -51,13 +52,13 @@ def test_a_clock_that_jumps(clock):
     with tape_server(**options, fork=False) as (server, client):
         pid, said = engine_of(server), canary(client)
         for jump in JUMPS:
-            with in_flight(client, HELD) as held:
+            with in_flight(client, HELD) as held, Connection(client) as late:
                 start = time.monotonic()
+                late.request("POST", "/v1/score", "X-Request-Timeout-Ms: 700", body=body_of(1))
+                wait_until(lambda: under_way(client) == 2)
                 clock(jump)
-                headers = JSON | {"X-Request-Timeout-Ms": "700"}
-                late = client.post("/v1/score", content=body_of(1), headers=headers)
+                check_error(late.reply(), 504, "deadline_exceeded", None)
                 assert 0.6 < time.monotonic() - start < 5
-                check_error(late, 504, "deadline_exceeded", None)
                 with in_flight(client, 1):
                     refused = client.post("/v1/score", content=body_of(1), headers=JSON)
                     check_error(refused, 429, "overloaded", None)

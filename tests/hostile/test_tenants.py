@@ -61,10 +61,6 @@ def log_probabilities() -> tuple[str, object]:
     return "/v1/score", {"items": items, **fields}
 
 
-def to_be_cut() -> tuple[str, object]:
-    return "/v1/rerank", {"query": "q", "documents": [text("a")], "max_tokens_per_doc": 100}
-
-
 FLOODS = {
     "one item of English": lambda: scored("", [text(ENGLISH)]),
     "no place to cut: letters": lambda: scored("", [text("a")]),
@@ -72,7 +68,6 @@ FLOODS = {
     "a long query": lambda: scored(text(ENGLISH), ["a"] * 100),
     "long labels": lambda: scored("q", ["a"], [text(ENGLISH)[: SIZE // 128]] * 128),
     "tokenize letters": lambda: ("/tokenize", {"prompt": text("a")}),
-    "rerank, to be cut": to_be_cut,
 }
 
 

@@ -32,16 +32,6 @@ PAGE, SLOTS = 16, 2048
 STEADY = TileShape(3, 16, 16, is_steady=True)
 SHAPES = [STEADY, TileShape(8, 16, 4), TileShape(32, 8, 8), TileShape(1, 4, 2)]
 
-EDGES = [
-    (0, 1, []),
-    (0, 0, [1]),
-    (1, 0, [1, 1]),
-    (16, 0, [16]),
-    (15, 17, [1, 33]),
-    (32, 64, [3, 3, 3]),
-    (0, 128, [64]),
-]
-
 
 def wanted(batch, rows, window):
     """Return each row's keys by position: slots as they are, rows of the batch numbered from SLOTS
@@ -162,13 +152,6 @@ def query_and_items(prefix, query, items, page=PAGE):
     )
 
 
-@pytest.mark.parametrize(("prefix", "query", "items"), EDGES)
-@pytest.mark.parametrize("window", [None, 16, 20])
-def test_edges(prefix, query, items, window):
-    for shape in SHAPES:
-        check(query_and_items(prefix, query, items), shape, window=window)
-
-
 TINY = [TileShape(2, 4, 4), TileShape(3, 4, 2), TileShape(2, 4, 4, is_steady=True)]
 
 
@@ -218,18 +201,6 @@ def test_no_rows():
     assert len(table.tiles) == 0
     nothing = pack([], [])
     assert len(check(nothing, SHAPES[0]).tiles) == 0
-
-
-def test_what_all_see_is_full():
-    """With a long query beside many items nearly all columns are full tiles."""
-    shape = TileShape(rows=64, keys=64, own=32)
-    layout = layout_of(query_and_items(0, 1000, [20] * 50), PAGE)._replace(page_size=64)
-    table = build_tiles(layout, shape)
-    full = table.tiles[:, NUM_PACKED].sum() * 64
-    masked = (table.tiles[:, MASKED_END] - table.tiles[:, MASKED_START]).sum() * 32
-    assert full > 5 * masked
-    work = table.tiles[:, NUM_PACKED]
-    assert (np.diff(work[:8]) <= 0).all()  # longest first
 
 
 def test_prefix_pages_are_shared_by_all_tiles():

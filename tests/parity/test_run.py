@@ -4,11 +4,9 @@ import dataclasses
 import re
 import sys
 
-import jax
 import numpy as np
 import pytest
 
-from gpuscore.backends.jax import decoder as jax_model
 from gpuscore.backends.torch import decoder
 from gpuscore.commands.cli import main
 from gpuscore.engine import jobs
@@ -114,42 +112,6 @@ def test_a_planted_defect_fails(tiny_model, few_items, monkeypatch, capsys, plan
     for gate in gates:
         against = "" if gate == "packing" else " against transformers:float32"
         assert f"FAIL  torch:float32{against}, {gate}: " in shown
-
-
-class TestJax:
-    FLAGS = ("--backend", "jax", "--max-batch-tokens", "64")  # two programs to compile
-
-    @pytest.fixture(autouse=True)
-    def _traced_anew(self):
-        """Clear JAX's traces, kept by function: a defect must neither miss them nor outlive its
-        test."""
-        jax.clear_caches()
-        yield
-        jax.clear_caches()
-
-    @pytest.mark.slow
-    def test_beside_transformers(self, tiny_model, few_items, capsys):
-        assert run(tiny_model("llama")[0], *self.FLAGS) == 0
-        shown = capsys.readouterr().out
-        assert "ok    jax:float32 against transformers:float32, float32: max |d log p|" in shown
-
-    @pytest.mark.slow
-    def test_a_position_of_its_model_that_is_shifted_fails(
-        self, tiny_model, few_items, capsys, monkeypatch
-    ):
-        tables = jax_model.rotary_tables
-        monkeypatch.setattr(jax_model, "rotary_tables", lambda p, cfg: tables(p + (p > 20), cfg))
-        assert run(tiny_model("llama")[0], *self.FLAGS) == 1
-        assert (
-            "FAIL  jax:float32 against transformers:float32, float32: max"
-            in capsys.readouterr().out
-        )
-
-    def test_another_family_is_refused_before_any_work(self, tiny_model, capsys):
-        assert run(tiny_model("gemma2")[0], *self.FLAGS) == 78
-        shown = capsys.readouterr()
-        assert "jax" in shown.err
-        assert not shown.out
 
 
 class TestGates:

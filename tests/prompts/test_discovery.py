@@ -43,14 +43,11 @@ def prompts_of(tokenizer):
         ("mixedbread-ai/mxbai-rerank-large-v2", "Qwen2ForCausalLM", registry.MXBAI_RERANK_V2),
         ("zeroentropy/zerank-2-reranker", "Qwen3ForCausalLM", registry.ZERANK),
         ("zeroentropy/zerank-1-small", "Qwen3ForCausalLM", registry.ZERANK),
-        ("zeroentropy/zerank-1-small-reranker", "Qwen3ForCausalLM", registry.ZERANK),
         ("zeroentropy/zerank-1-smaller", "Qwen3ForCausalLM", None),
         ("BAAI/bge-reranker-v2-gemma", "GemmaForCausalLM", registry.BGE_RERANKER_V2_GEMMA),
-        ("ibm/granite-guardian-3.3-8b", "GraniteForCausalLM", None),
         ("demo", "Qwen3ForCausalLM", registry.DEMO),
         ("Qwen/Qwen3-0.6B", "Qwen3ForCausalLM", None),
         ("someone/demolition", "Qwen3ForCausalLM", None),
-        ("someone/Demo", "Qwen3ForCausalLM", None),
         ("mixedbread-ai/mxbai-rerank-large-v1", "Qwen2ForCausalLM", None),
         ("mixedbread-ai/mxbai-rerank-large-v2", "LlamaForCausalLM", None),
         ("Qwen3-Reranker-0.6B/checkpoint", "Qwen3ForCausalLM", None),
@@ -217,8 +214,6 @@ def test_a_token_that_the_model_does_not_have(tmp_path, prompts_of):
             "{{ q }}: {{ q | trim }}",
             "drops white space around one query and keeps it around another",
         ),
-        ("{% for %}", "cannot be rendered"),
-        ("{{ messages.__class__.__mro__ }}", "cannot be rendered"),
     ],
 )
 def test_unusable_templates_are_refused(tmp_path, template, reason):
@@ -276,11 +271,6 @@ def test_half_of_the_files(tmp_path):
     write(tmp_path, {"modules.json": "{"})
     with pytest.raises(ConfigError, match=r"modules\.json is not valid JSON"):
         find_family("auto", tmp_path, [], QWEN_SPECIALS)
-
-
-def test_what_vllms_users_write_into_the_configuration(tmp_path):
-    write(tmp_path, {"config.json": {"is_original_qwen3_reranker": True}})
-    assert find_family("auto", tmp_path, ["mine"], QWEN_SPECIALS) is registry.QWEN3_RERANKER
 
 
 @pytest.mark.parametrize(

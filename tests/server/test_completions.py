@@ -66,8 +66,7 @@ def check_logprobs(logprobs, ids, expected, names=None):
 
 
 def test_as_lm_eval_asks(client, logprobs):
-    """Prompts are ids of many odd lengths, answered in order; two are equal but for a token that
-    each needs for itself."""
+    """Prompts are ids of many odd lengths, answered in order; two are equal, computed once."""
     rng = np.random.default_rng(0)
     prompts = [random_ids(rng, n) for n in (1, 2, 17, 63, 111, 400, 7, 512)]
     prompts.append(prompts[4])
@@ -82,7 +81,7 @@ def test_as_lm_eval_asks(client, logprobs):
         "prompt_tokens": total,
         "total_tokens": total + 9,
         "completion_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 110},
+        "prompt_tokens_details": {"cached_tokens": 111},
     }
 
 

@@ -45,13 +45,6 @@ def test_programs_of_the_python_page_run(demo, tmp_path):
         run_program(program.replace(HERE, str(demo.base_url).rstrip("/")), tmp_path)
 
 
-def test_another_model_of_cohere_is_refused(demo):
-    ((path, body, _),) = ANSWERED.findall(SECTIONS["Cohere"])
-    (name,) = re.findall(r"`([\w.-]+)` is a 404 `model_not_found`", SECTIONS["Cohere"])
-    answer = demo.post(path, json=json.loads(body) | {"model": name})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-
-
 def test_routes_that_are_not_there_are_not(demo):
     routes = other_routes(COMING.read_text())
     assert routes == {
@@ -62,12 +55,6 @@ def test_routes_that_are_not_there_are_not(demo):
         "/similarity",
     }
     assert {demo.post(route, json={}).status_code for route in routes} == {404}
-
-
-def test_every_origin_has_a_section():
-    linked = re.findall(r"^\| \[(.*?)\]\(#(.*?)\) \|", COMING.read_text(), re.MULTILINE)
-    assert [name for name, _ in linked] == [*SECTIONS][:-1]
-    assert [anchor for _, anchor in linked] == [name.lower() for name in SECTIONS][:-1]
 
 
 def test_the_table_of_other_flags_is_what_the_command_says():

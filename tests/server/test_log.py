@@ -12,7 +12,7 @@ import pytest
 
 from gpuscore.dialects.paths import PROBE_PATHS
 from gpuscore.server.observe.operations import request_line
-from gpuscore.system.log import JsonFormatter, LogWriter, logging_to
+from gpuscore.system.log import LogWriter, log_line, logging_to
 from gpuscore.types.record import STAGES, RequestRecord
 from support.connections import post
 from support.watched_server import ALICE, BODY, CANARY
@@ -102,7 +102,7 @@ class TestLog:
 
     def test_a_long_message_is_cut(self):
         record = logging.makeLogRecord({"msg": "x" * 10**6, "levelno": logging.ERROR})
-        assert len(JsonFormatter().format(record)) < 2500
+        assert len(log_line(record)) < 2500
 
     def test_a_reader_that_has_stopped_stops_nobody(self):
         reading, writing = os.pipe()

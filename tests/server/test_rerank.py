@@ -198,16 +198,6 @@ def test_another_model_and_no_reranker(demo, client):
     assert rerank(demo, model="demo").json()["model"] == "demo"
 
 
-def test_it_is_counted_and_described(demo):
-    rerank(demo)
-    counted = demo.get("/metrics").text
-    assert 'route="/v1/rerank"' in counted
-    paths = demo.get("/openapi.json").json()["paths"]
-    for path in PATHS:
-        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert {"query", "documents", "texts", "top_n"} <= set(body["properties"])
-
-
 def test_many_documents(demo):
     """The documents fill more than one batch, and the answer is so large that it is made in a
     thread."""

@@ -56,11 +56,6 @@ def test_half_a_character(client, unharmed):
         check_error(client.post(path, content=body, headers=headers), 400, "invalid_request")
 
 
-def test_another_model(client):
-    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
-        check_error(client.post(path, json=body | {"model": "x"}), 404, "model_not_found", "model")
-
-
 def test_info(client):
     info = client.get("/tokenizer_info").json()
     assert info["bos_token"] == "<|end|>", "config.json has its id"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack, page_slots
+from gpuscore.types.batch import PackedBatch, Prefix, Rows, Segment, pack, page_slots
 
 NO_PAGES = np.empty(0, dtype=np.int32)
 
@@ -91,7 +91,7 @@ def random_batch(rng: np.random.Generator, num_slots: int, page_size: int) -> Pa
         segments += item_segments(items, cached + query_len, request, parent, [1])
         segments += continuations(rng, segments, len(items))
     segments = [
-        replace(s, every_row=True, label_ids=s.token_ids)
+        replace(s, rows=Rows.every(len(s.token_ids)), label_ids=s.token_ids)
         if s.label_ids is not None and rng.random() < 0.3
         else s
         for s in segments

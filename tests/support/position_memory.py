@@ -14,7 +14,7 @@ from gpuscore.backends.common.memory import HostMemory
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.types.batch import NO_TOKENS
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.request import Readouts, ScoreRequest
 
 
 def main(directory: str, tokens: int, vocab: int) -> None:
@@ -27,7 +27,9 @@ def main(directory: str, tokens: int, vocab: int) -> None:
     def ask(count: int) -> None:
         prompt = rng.integers(0, vocab, count).astype(np.int32)
         labels = (np.roll(prompt, -1),)
-        request = ScoreRequest(NO_TOKENS, (prompt,), labels, True, 20, every_position=True)
+        request = ScoreRequest(
+            NO_TOKENS, (prompt,), labels, True, 20, readouts=Readouts.every((prompt,))
+        )
         lse = engine.score(request).result(120).lse
         assert lse is not None
         assert len(lse) == count

@@ -26,7 +26,8 @@ from gpuscore.errors import (
     NonfiniteScore,
     Unavailable,
 )
-from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult
+from gpuscore.types.batch import NO_ROWS, Rows
+from gpuscore.types.request import LabelTrie, Readouts, ScoreRequest, ScoreResult
 from support.simulated_backend import LSE, TOP_ID, TOP_LOGIT, SimulatedBackend, hashed, triples
 
 
@@ -131,12 +132,16 @@ class World:
         if self.seed % 5 == 2:  # some items share their beginnings
             start = self._tokens(int(rng.integers(1, 25)))
             items = [np.concatenate([start, i]) if rng.random() < 0.7 else i for i in items]
-        query_labels = None
+        readouts = None
         if every:
-            query, items, labels, query_labels = self._every_position(query, items)
+            query, items, labels, readouts = self._read(query, items)
         trie = self._trie() if self.seed % 5 == 3 else None
         if trie is not None:
             labels = [trie.first_ids] * len(items)
+        if trie is not None and rng.random() < 0.5:
+            rows = [self._some_rows(item, len(trie.first_ids)) for item in items]
+            labels = [np.tile(trie.first_ids, len(own.places)) for own in rows]
+            readouts = Readouts.of([NO_ROWS, *rows])
         request = ScoreRequest(
             query,
             tuple(items),
@@ -146,8 +151,7 @@ class World:
             salt=str(int(rng.integers(1, 3))),
             deadline=self.now + float(rng.random()) if rng.random() < 0.1 else None,
             num_top=(0, 1, 3)[int(3 * rng.random())] if every else 0,
-            every_position=every,
-            query_labels=query_labels,
+            readouts=readouts,
             trie=trie,
         )
         plan = plan_items(request, self.backend.limits, parts=1)
@@ -159,21 +163,36 @@ class World:
         self.tickets.append(ticket)
         self.runner.add(ticket)
 
-    def _every_position(self, query: np.ndarray, items: list[np.ndarray]) -> tuple:
-        """Return query, items and labels of a request for every position.
+    @staticmethod
+    def _some_rows(tokens: np.ndarray, labels: int = 0) -> Rows:
+        """Return the rows of a third of the tokens and of the last one, with 1 or 2 labels each."""
+        places = np.append(np.flatnonzero(tokens[:-1] % 3 == 0), len(tokens) - 1).astype(np.int32)
+        counts = tokens[places] % 2 + 1
+        return Rows(places, np.full_like(counts, labels) if labels else counts)
 
-        The labels are the tokens that follow, so that rows of shared beginnings have equal ones.
-        Sometimes the query is not scored, sometimes there is none.
+    def _read(self, query: np.ndarray, items: list[np.ndarray]) -> tuple:
+        """Return query, items, labels and read-outs of a request for several tokens of an item.
+
+        The labels of every token's row are the tokens that follow, so that rows of shared
+        beginnings have equal ones; those of some tokens' rows depend on the token alone. Sometimes
+        the query is not scored, sometimes there is none.
         """
         rng = self.rng
         start = self._tokens(int(rng.integers(1, 15)))
         items = [np.concatenate([start, i]) if rng.random() < 0.5 else i for i in items]
         labels = [np.append(item[1:], item[:1]) for item in items]
         kind = rng.random()
-        if kind < 0.3:
-            return query[:0], items, labels, None
-        query_labels = np.append(query[1:], items[0][:1]) if len(query) else query
-        return query, items, labels, query_labels if kind < 0.8 else None
+        query = query[:0] if kind < 0.3 else query
+        asked = query[: len(query) * (kind < 0.8)]
+        if rng.random() < 0.5:
+            query_labels = np.append(query[1:], items[0][:1])[: len(asked)]
+            return query, items, labels, Readouts.every(items, query_labels)
+        rows = [self._some_rows(run) if len(run) else NO_ROWS for run in (asked, *items)]
+        query_labels, *labels = (
+            np.repeat(run[own.places], own.counts) + np.arange(own.counts.sum(), dtype=np.int32)
+            for run, own in zip((asked, *items), rows, strict=True)
+        )
+        return query, items, labels, Readouts.of(rows, query_labels)
 
     def _trie(self) -> LabelTrie | None:
         """Return labels of a few different tokens, which share beginnings; None in some requests.
@@ -191,18 +210,23 @@ class World:
 
     @classmethod
     def states_of(cls, request: ScoreRequest, item: int) -> list[int]:
-        """Return the hash states of the item's last token, or of each of its tokens."""
+        """Return the hash states of the item's tokens that are scored."""
         seen = triples(int(request.salt), 0, cls._prompt(request, item))
-        last = len(seen)
-        first = len(request.query_ids) + 1 if request.every_position else last
-        return [zlib.crc32(seen[:stop].tobytes()) for stop in range(first, last + 1)]
+        ends = np.array([len(seen)])
+        if request.readouts is not None:
+            ends = request.readouts.places[1 + item] + len(request.query_ids) + 1
+        return [zlib.crc32(seen[:stop].tobytes()) for stop in ends.tolist()]
 
     def _sums(self, request: ScoreRequest, item: int) -> list[float]:
-        """Return the labels' log-probabilities after an item, plus the item's log-sum-exp."""
+        """Return the labels' log-probabilities after each scored token, plus its log-sum-exp."""
         assert request.trie is not None
         sums = []
-        for label in request.trie.sequences:
-            tokens, total = self._prompt(request, item), float(self._lse(request, item))
+        places = [-1] if request.readouts is None else request.readouts.places[1 + item].tolist()
+        prompt, states = self._prompt(request, item), self.states_of(request, item)
+        pairs = [(row, label) for row in range(len(places)) for label in request.trie.sequences]
+        for row, label in pairs:
+            stop = len(request.query_ids) + places[row] + 1 if places[row] >= 0 else None
+            tokens, total = prompt[:stop], float(hashed(states[row], LSE))
             for token in label:
                 state = zlib.crc32(triples(int(request.salt), 0, tokens).tobytes())
                 assert state not in self.backend.poison
@@ -211,13 +235,11 @@ class World:
             sums.append(float(np.float32(total)))
         return sums
 
-    def _lse(self, request: ScoreRequest, item: int) -> np.float32:
-        return hashed(self.states_of(request, item)[-1], LSE)
-
     @staticmethod
     def _query_states(request: ScoreRequest) -> list[int]:
         seen = triples(int(request.salt), 0, request.query_ids)
-        return [zlib.crc32(seen[:n].tobytes()) for n in range(1, len(seen) + 1)]
+        assert request.readouts is not None
+        return [zlib.crc32(seen[: n + 1].tobytes()) for n in request.readouts.places[0]]
 
     def check_pages(self) -> None:
         assert self.runner.scheduler.pages.num_used == 0, "a page was lost"
@@ -248,7 +270,10 @@ class World:
             )
             assert not self.backend.poison & {*states}
             rows += states
-            of_labels = states if request.every_position else states * len(labels)
+            counts = [len(labels)]
+            if request.readouts is not None:
+                counts = request.readouts.counts[place + 1 - first]
+            of_labels = np.repeat(states, counts).tolist()
             expected = [
                 hashed(state, int(label)) for state, label in zip(of_labels, labels, strict=True)
             ]

@@ -25,11 +25,9 @@ from gpuscore.processes.worker import client as client_module
 from gpuscore.processes.worker.client import EngineClient
 from gpuscore.processes.worker.process import Patience, command
 from gpuscore.processes.worker.wire import Placement, Start, encode
-from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
 from support.serving import running, wait_until
-from support.tape_backend import tape_logit
 from support.tape_engine import MARK, MischievousTape
 
 LABELS = np.array([3, 1, 500], dtype=np.int32)
@@ -122,25 +120,6 @@ def test_a_small_request_that_is_alone_is_written_by_its_caller(client, monkeypa
     wait_until(lambda: written(request_of(7)) == [True])  # others may still be answered
     assert written(request_of(7, items=client_module.AT_ONCE + 1)) == [False]
     assert written(request_of(7), request_of(8)) == [False, False]
-
-
-def test_ragged_labels_and_no_query(client, here):
-    labels = tuple(np.arange(1, n, dtype=np.int32) for n in (2, 129, 3))
-    items = tuple(np.full(n, 7, dtype=np.int32) for n in (1, 63, 111))
-    request = ScoreRequest(NO_TOKENS, items, labels, need_lse=True, priority=-3, salt="s")
-    same(score(client, request).result(timeout=30), here.score(request).result())
-    without = ScoreRequest(NO_TOKENS, items, labels, need_lse=False)
-    assert score(client, without).result(timeout=30).lse is None
-
-
-def test_ten_thousand_items(client):
-    labels = tuple(np.array([i % 1000], dtype=np.int32) for i in range(10_000))
-    items = tuple(np.array([i % 800], dtype=np.int32) for i in range(10_000))
-    request = ScoreRequest(NO_TOKENS, items, labels, need_lse=True)
-    got = score(client, request).result(timeout=60).label_logits
-    assert len(got) == 10_000
-    for i in range(0, 10_000, 37):
-        assert got[i] == tape_logit([i % 800], i % 1000)
 
 
 def test_errors_come_with_the_future(client):
@@ -255,12 +234,6 @@ def test_a_refused_model(make_client):
     for waits in (client.started.result, client.ended.result):
         with pytest.raises(ConfigError, match="^/nowhere is refused$"):
             waits()
-
-
-def test_a_child_that_is_lost_at_start(make_client):
-    client = make_client("break_at_load")
-    with pytest.raises(EngineFailed, match="lost at start: exit code 5"):
-        client.started.result()
 
 
 @pytest.mark.parametrize(("factory", "seconds"), [("slow_load", 4), ("hanging_import", 1.5)])

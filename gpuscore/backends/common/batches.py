@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscore.types.batch import Int32Array, PackedBatch, Prefix, Segment, pack
+from gpuscore.types.batch import Int32Array, PackedBatch, Prefix, Rows, Segment, pack
 from gpuscore.types.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch
@@ -125,8 +125,8 @@ def _batch(
                 label_ids=_zeros(length if asked.every_row else asked.labels)
                 if is_scored
                 else None,
+                rows=Rows.every(length) if asked.every_row else None,
                 need_lse=True,
-                every_row=asked.every_row,
                 states=((length, 0),) if kept and index == 0 else (),
             )
         )

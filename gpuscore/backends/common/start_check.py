@@ -19,6 +19,7 @@ from gpuscore.types.batch import (
     Int32Array,
     PackedBatch,
     Prefix,
+    Rows,
     RowScores,
     Segment,
     pack,
@@ -129,8 +130,8 @@ class KnownRequests:
                     place_of.get((tree, parent), -1),
                     slots=page_slots(self.pages, start, stop, self._page_size) if kept else None,
                     label_ids=self._labels[tree][end + start : end + stop] if scored else None,
+                    rows=Rows.every(stop - start) if scored else None,
                     need_lse=True,
-                    every_row=True,
                     states=((stop - start, 0),) if kept else (),
                 )
             )

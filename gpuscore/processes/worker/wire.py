@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
 from gpuscore.types.batch import BackendLimits, Float32Rows, Int32Array, Int32Rows
-from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.request import Readouts, ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
 
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -147,8 +147,7 @@ def encode(message: Message) -> bytes:
     """Return a message as MessagePack, with the arrays of a request or result as bytes."""
     if isinstance(message, Score | Result):
         content = message.request if isinstance(message, Score) else message.result
-        fields = [*map(_sent, structs.astuple(content))]
-        return _encoder.encode((type(message).__name__, message.id, fields))
+        return _encoder.encode((type(message).__name__, message.id, _fields(content)))
     return _encoder.encode(message)
 
 
@@ -168,9 +167,15 @@ def decoder(kind: type[MessageT] | UnionType) -> Callable[[bytes], MessageT]:
     return decode
 
 
+def _fields(content: msgspec.Struct) -> list[Any]:
+    return [*map(_sent, structs.astuple(content))]
+
+
 def _sent(value: Any) -> Any:
     """Return a field as it is sent: an array as bytes, a table with its width, rows of arrays
     joined with their lengths, and one array that all rows share once, with their number."""
+    if isinstance(value, Readouts):
+        return _fields(value)
     if isinstance(value, np.ndarray):
         if value.dtype.char not in "if":
             raise TypeError(f"an array of {value.dtype}, not of 32-bit numbers")
@@ -207,12 +212,13 @@ def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
     if not items or len(items) != len(request.label_ids):
         raise ProtocolError(f"{len(request.label_ids)} label lists for {len(items)} items")
     labels = {id(ids): ids for ids in request.label_ids}.values()  # often one for all items
-    if not (all(map(len, items)) and all(map(len, labels))):
+    scored = request.readouts is not None or all(map(len, labels))
+    if not (scored and all(map(len, items))):
         raise ProtocolError("an item without tokens or labels")
     sequences = () if request.trie is None else request.trie.sequences
     if any(not 0 <= id < limits.vocab_rows for ids in sequences for id in ids):
         raise ProtocolError(f"a label's token id outside 0 to {limits.vocab_rows - 1}")
-    of_query = () if request.query_labels is None else (request.query_labels,)
+    of_query = () if request.readouts is None else (request.readouts.query_labels,)
     tokens, rows_of_labels = (request.query_ids, *items), (*of_query, *labels)
     for arrays, rows in (tokens, limits.vocab_rows), (rows_of_labels, limits.label_rows):
         ids = np.concatenate(arrays)

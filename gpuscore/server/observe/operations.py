@@ -92,7 +92,7 @@ class Metrics:
             "Requests whose client left before the answer, by the stage that they had reached",
             stage=PROGRESS,
         )
-        self._lag = self._sizes(
+        self.lag = self._sizes(
             "event_loop_lag_seconds",
             "Delay of a timer of the server's event loop, measured ten times a second",
             LAG_SECONDS,
@@ -115,7 +115,8 @@ class Metrics:
             self._rejected(record.code).inc()
         if record.route in DIALECT_OF:
             self._duration(record.route, record.model).observe(record.seconds)
-            self._body.observe(record.bytes_in)
+            if record.bytes_in:  # otherwise it was refused at its head
+                self._body.observe(record.bytes_in)
             self._answer.observe(record.bytes_out)
         for name, (_, seconds) in record.stages.items():
             self._stages[name].observe(seconds)
@@ -123,9 +124,6 @@ class Metrics:
             self._items.observe(record.items)
             for name, labelled in self._totals.items():
                 labelled(record.model).inc(getattr(record, name) or 0)
-
-    def loop_was_late(self, seconds: float) -> None:
-        self._lag.observe(seconds)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a format that the scraper accepts, and their content type."""
@@ -228,7 +226,7 @@ class Operations(Collector):
         while True:
             due = monotonic() + LOOP_PERIOD
             await asyncio.sleep(LOOP_PERIOD)
-            self.metrics.loop_was_late(max(0.0, monotonic() - due))
+            self.metrics.lag.observe(max(0.0, monotonic() - due))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of a server's state, at the time of a scrape."""

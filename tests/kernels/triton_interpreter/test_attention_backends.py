@@ -9,7 +9,7 @@ import pytest
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch.attention import tiled
 from gpuscore.config import ModelConfig
-from gpuscore.types.batch import Prefix, Segment, pack, page_slots
+from gpuscore.types.batch import Prefix, Rows, Segment, pack, page_slots
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE, INTERPRETED
 from support.slow import slow
@@ -92,7 +92,7 @@ def test_a_prompts_tables_are_those_of_its_length(make_backend, monkeypatch):
         prompt = Segment(ids, 0, 0, label_ids=int32([3]))
         for segments, cached in (
             ([prompt], 0),
-            ([replace(prompt, label_ids=ids, every_row=True)], 0),
+            ([replace(prompt, label_ids=ids, rows=Rows.every(len(ids)))], 0),
             ([replace(prompt, start=19)], 19),
             ([Segment(ids[:7], 0, 0), replace(prompt, token_ids=ids[7:])], 0),
         ):

@@ -1,0 +1,74 @@
+"""Several scores in one item: the rows after each occurrence of one token, the extraction token."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuscore.errors import InvalidRequest, TooManyLabels
+from gpuscore.text.score_input import ScoreInput, need_encoder
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.batch import NO_ROWS, BackendLimits, Int32Array, Rows
+from gpuscore.types.request import Readouts
+
+MAX_SCORES = 2**22  # of all rows; an answer takes about twenty bytes for each
+
+
+def extraction_id(
+    inputs: ScoreInput, encoder: TextEncoder | None, backend: BackendLimits
+) -> int | None:
+    """Return the id of a request's extraction token, None if it has none.
+
+    Raises:
+        InvalidRequest: it is not one token, the model lacks it, or the query holds it.
+    """
+    token, param = inputs.extraction, "score_extraction_token"
+    if token is None:
+        return None
+    if inputs.item_first:
+        raise InvalidRequest(f"item_first excludes {param}", param="item_first")
+    if isinstance(token, str):
+        ids = need_encoder(encoder, param).plain_ids(token).tolist()
+        if len(ids) != 1:
+            raise InvalidRequest(f"{param} is {len(ids)} tokens, it must be one", param=param)
+        (token,) = ids
+    else:
+        param += "_id"
+    if not 0 <= token < backend.vocab_rows:
+        raise InvalidRequest(
+            f"{param} is {token}, valid are 0 to {backend.vocab_rows - 1}", param=param
+        )
+    query = inputs.query or []
+    if inputs.is_text:
+        limit = backend.max_model_len
+        query = need_encoder(encoder, "items").opening_ids(inputs.query or "", limit).tolist()  # type: ignore[arg-type]
+    if token in query:
+        place = query.index(token)  # type: ignore[arg-type]
+        raise InvalidRequest(
+            f"token {place} of the query is the extraction token, {token}; only items may hold it",
+            param="query",
+        )
+    return token
+
+
+def read_at(
+    token: int, query: Int32Array, items: Sequence[Int32Array], labels: Sequence[Int32Array]
+) -> tuple[Int32Array, tuple[Int32Array, ...], tuple[Int32Array, ...], Readouts]:
+    """Return query, items, labels and read-outs of a request that is scored at a token.
+
+    All occurrences are in items: if their shared beginning holds it, the cut moves to before it.
+
+    Raises:
+        TooManyLabels: the rows have more than MAX_SCORES labels in all.
+    """
+    if len(found := np.flatnonzero(query == token)):
+        query, shared = query[: found[0]], query[found[0] :]
+        items = [np.concatenate((shared, item)) for item in items]
+    places = [np.flatnonzero(item == token).astype(np.int32) for item in items]
+    pairs = [*zip(places, labels, strict=True)]
+    total = sum(len(rows) * len(ids) for rows, ids in pairs)
+    if total > MAX_SCORES:
+        param = "score_extraction_token"
+        raise TooManyLabels(f"{total} scores, the limit is {MAX_SCORES}", param=param)
+    rows = [Rows(own, np.full_like(own, len(ids))) for own, ids in pairs]
+    every = tuple(np.tile(ids, len(own)) for own, ids in pairs)
+    return query, tuple(items), every, Readouts.of([NO_ROWS, *rows])
