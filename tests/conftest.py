@@ -10,8 +10,18 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 # A client of httpx reads all certificates, which takes 30 ms; no test speaks TLS.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)  # holds none
+# A C compiler that keeps what it compiled: tests start some fifty backends with functions in C.
+os.environ["PATH"] = os.pathsep.join(
+    (os.path.join(os.path.dirname(__file__), "support", "kept_compiler"), os.environ["PATH"])
+)
 # XLA takes two seconds to optimise a program and one to compile it; tests run it only a few times.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+if "RECOMPUTE_REFERENCES" not in os.environ:  # make test-all compiles everything
+    os.environ.setdefault(
+        "JAX_COMPILATION_CACHE_DIR",
+        os.path.join(os.path.dirname(os.path.dirname(__file__)), ".cache", "tests", "programs"),
+    )
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import gc
 import importlib.metadata

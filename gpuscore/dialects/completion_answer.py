@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.dialects.answers import CompletionAnswer, CompletionChoice, Logprobs
-from gpuscore.dialects.candidates import MAX_CANDIDATES, Answered, Candidates
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
@@ -24,6 +23,7 @@ from gpuscore.dialects.dialect import (
     text_json,
 )
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
+from gpuscore.text.candidates import MAX_CANDIDATES, Answered, Candidates
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.request import ScoreResult
@@ -238,8 +238,9 @@ def completion_json(
             if sent.candidates is not None:
                 start = sent.candidates.start
                 skipped = start if asked.every_position else 0
-                found = candidates[index].lists(skipped, len(prompt) - 1 - start)
-                extra = [list_json(found, max(1, NUMBERS // MAX_CANDIDATES))]
+                found = candidates[index].rows(skipped, len(prompt) - 1 - start)
+                lists = (row.tolist() for row in found)
+                extra = [list_json(lists, max(1, NUMBERS // MAX_CANDIDATES))]
             yield from _choice(index, text, entries, *extra)
         yield b"]"
 

@@ -10,7 +10,6 @@ from itertools import repeat
 from typing import Annotated, Any
 
 from gpuscore.dialects.answers import CompletionAnswer
-from gpuscore.dialects.candidates import IDS, START, Answered, Candidates, apart
 from gpuscore.dialects.completion_answer import (
     AnsweredPrompts,
     CompletionOptions,
@@ -24,14 +23,14 @@ from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
+from gpuscore.text.candidates import IDS, START, Answered, Candidates, apart, request_of
 from gpuscore.text.joining import PromptBuilder, Prompts
-from gpuscore.types.batch import BackendLimits, Int32Array, Rows, common_prefix, sorted_order
-from gpuscore.types.request import MAX_TOP, Readouts, ScoreRequest
+from gpuscore.types.batch import Int32Array, Rows, common_prefix, sorted_order
+from gpuscore.types.request import MAX_TOP, ScoreRequest
 
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
 # share. Each gets as large a share of every batch as another caller's request.
 MAX_GROUPS = 16
-LEAST_SHARED = 4  # tokens: a cut costs all items one more pass of attention
 # Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
 MAX_ECHO_LOGPROBS = 2**19
 
@@ -108,7 +107,7 @@ def _check(body: CompletionBody) -> None:
 def _check_candidates(body: CompletionBody) -> None:
     if body.prompt_logprob_token_ids is not None and not body.echo:
         raise InvalidRequest(f"{IDS} needs echo", param=IDS)
-    if body.prompt_logprob_start is not None and body.prompt_logprob_token_ids is None:
+    if body.prompt_logprob_start and body.prompt_logprob_token_ids is None:
         raise InvalidRequest(f"{START} needs {IDS}", param=START)
 
 
@@ -185,26 +184,16 @@ def _rows_of_prompts(
 ) -> ScoreRequest:
     """Return the engine's request for prompts that begin alike: every row, or with candidates
     alone the rows that have some."""
-    cut, asked = positions_cut(prompts, builder.backend), body.asked
-    items = tuple(prompt[cut:] for prompt in prompts)
+    asked = body.asked
     labels = [*map(following, prompts)]
-    every = [Rows.every(len(prompt)) for prompt in prompts]
+    rows = [Rows.every(len(prompt)) for prompt in prompts]
     if candidates is not None:
         pairs = zip(prompts, labels, strict=True)
         options = asked.every_position, asked.next_token
         made = [candidates.rows(prompt, own, *options) for prompt, own in pairs]
-        every, labels = [rows for rows, _ in made], [ids for _, ids in made]
-    query, of_query = every[0].part(0, cut)
-    parts = [rows.part(cut, len(prompt)) for rows, prompt in zip(every, prompts, strict=True)]
-    return ScoreRequest(
-        prompts[0][:cut],
-        items,
-        tuple(ids[own] for ids, (_, own) in zip(labels, parts, strict=True)),
-        need_lse=True,
-        num_top=_num_top(body, builder) if asked.every_position or asked.next_token else 0,
-        readouts=Readouts.of([query, *(rows for rows, _ in parts)], labels[0][of_query]),
-        **body.terms._asdict(),
-    )
+        rows, labels = [own for own, _ in made], [ids for _, ids in made]
+    top = _num_top(body, builder) if asked.every_position or asked.next_token else 0
+    return request_of(prompts, rows, labels, builder.backend, body.terms, top)
 
 
 def _next_token(
@@ -295,19 +284,3 @@ def alike(prompts: Sequence[Int32Array], most: int) -> list[list[int]]:
     if len(groups) > most:
         return [[*range(len(prompts))]]
     return sorted(sorted(group) for group in groups)
-
-
-def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
-    """Return the number of first tokens that are scored once for all these prompts.
-
-    All rows up to the cut get the same labels, the tokens that follow. So the cut is one token
-    before the end of what the prompts share. Of a single prompt, full pages are enough, because
-    nothing else is found again. It is 0 if sharing saves nothing, or if the pages are too few.
-    """
-    first = prompts[0]
-    shared = min([len(first), *(common_prefix(first, prompt) for prompt in prompts[1:])])
-    # With the bits of a prompt that is scored alone, all segments begin where chunks do.
-    whole = backend.deterministic_chunk or (backend.page_size if len(prompts) == 1 else 1)
-    cut = (shared - 1) // whole * whole
-    pages = -(-max(map(len, prompts)) // backend.page_size) + 1
-    return cut if cut >= LEAST_SHARED and pages <= backend.num_pages else 0

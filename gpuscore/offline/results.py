@@ -36,6 +36,8 @@ class Scores:
         labels: names of the columns: the labels' texts, or their ids; empty if items have labels of
             their own.
         errors: the items that were not scored; their tokens are not counted.
+        offsets: [N + 1], with `extraction_token_id`: the rows of item i are `offsets[i]` to
+            `offsets[i + 1]` - 1 of every table; else None.
     """
 
     scores: Float64Array  # [N, labels]
@@ -46,6 +48,7 @@ class Scores:
     logits: Float64Array | None = None  # [N, labels]
     labels: tuple[str, ...] = ()
     errors: tuple[ItemError, ...] = ()
+    offsets: NDArray[np.int64] | None = None  # [N + 1]
 
 
 @dataclass(frozen=True, slots=True)

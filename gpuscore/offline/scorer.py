@@ -25,26 +25,31 @@ from gpuscore.offline.results import (
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.candidates import Candidates, apart, request_of
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
+    Ids,
     Items,
     ScoreOptions,
     Text,
     checked_options,
+    ids_or_lists,
     is_mean,
     label_names,
     listed,
     pairs_of,
     takes_options,
     text_or_ids,
+    token_ids,
 )
 from gpuscore.types.call_arguments import texts as texts_of
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import (
     ItemErrors,
+    by_row,
     check_on_error,
     check_temperature,
     check_text,
@@ -53,6 +58,7 @@ from gpuscore.types.results import (
     label_mass,
     label_scores,
     per_token,
+    rows_apart,
     scored_places,
     spread,
 )
@@ -151,34 +157,69 @@ class Scorer:
             label_sequences=options["label_sequences"],  # type: ignore[arg-type]
             item_first=options["item_first"],
             need_lse=options["logprobs"] or not softmax,
+            extraction=options["extraction_token_id"],
         )
         request = self._prompts.builder.build(wanted, errors)
         failed = errors.listed() if errors else ()
         if options["logits"] and request is not None and request.trie is not None:
             raise InvalidRequest("labels of several tokens have no logits", param="logits")
 
+        offsets, left_out, count = None, failed, len(read)
+        if options["extraction_token_id"] is not None:
+            places = () if request is None or request.readouts is None else request.readouts.places
+            rows_of = spread(map(len, places[1:]), failed, len(read))
+            offsets = np.cumsum([0, *(rows or 0 for rows in rows_of)])
+            left_out, count = (), int(offsets[-1])  # an item in `errors` has no rows
+
         def table(rows: Sequence[Float64Array | Float32Array]) -> Float64Array:
-            return rectangle([*spread(rows, failed, len(read))], len(names))
+            return rectangle([*spread(rows, left_out, count)], len(names))
 
         result = self._result(request, progress)
         scores: Sequence[Float64Array] = ()
         logits: Sequence[Float32Array] = ()
         logprobs, mass = scores, None
         if request is not None and result is not None:
+            labels, result = rows_apart(request.label_ids, request), by_row(result, request)
             shown = per_token(result, request.trie) if mean else result
             scores = label_scores(shown, apply_softmax=softmax, temperature=temperature)
             if options["logprobs"]:
-                logprobs, mass = label_logprobs(result), label_mass(result, request)
+                logprobs, mass = label_logprobs(result), label_mass(result, request, labels)
             logits = result.label_logits
         return Scores(
             scores=table(scores),
             logprobs=table(logprobs) if options["logprobs"] else None,
-            label_mass=column(mass, failed, len(read)) if options["logprobs"] else None,
+            label_mass=column(mass, left_out, count) if options["logprobs"] else None,
             **_usage(request, result),
             logits=table(logits) if options["logits"] else None,
             labels=names,
             errors=failed,
+            offsets=offsets,
         )
+
+    def logprobs(
+        self, ids: Ids, candidates: Ids | Iterable[Ids], *, start: int = 0
+    ) -> list[Float64Array]:
+        """Return the log-probabilities of given tokens after the tokens of a prompt, an array for
+        each row from `start` on, as POST /v1/completions with `prompt_logprob_token_ids` does.
+
+        Args:
+            ids: the prompt. Row r is the distribution after token r, so it belongs to token r + 1;
+                a prompt of n tokens has the rows 0 to n - 2.
+            candidates: token ids, the same for all rows, or a list of them for each row.
+            start: the first row.
+
+        Raises:
+            GpuscoreError: as over HTTP.
+        """
+        if self._backend.limits.classes is not None:
+            raise InvalidRequest("this model predicts classes, not tokens")
+        builder, asked = self._prompts.builder, ids_or_lists(candidates, "candidates")
+        prompts = builder.whole_prompts([token_ids(ids, "ids")], special=False, name="ids")
+        chosen = Candidates.read(asked, start, prompts, builder.checks)
+        rows, labels = chosen.rows(prompts[0], prompts[0], every=False, last=False)
+        request = request_of(prompts, [rows], [labels], builder.backend)
+        _, (answered,) = apart(request, self._engine.score(request).result(), every=False)
+        return [*answered.rows(0, len(prompts[0]) - 1 - start)]
 
     @takes_options
     def rerank(

@@ -138,6 +138,8 @@ class ScoreOptions(TypedDict, total=False):
             of NaN and stands in `errors`, and the others are scored.
         logits: also return the labels' logits, the only meaningful output of a model with a single
             class; labels of several tokens have none.
+        extraction_token_id: score each item after every occurrence of this token, not after its
+            last one; see `Scores.offsets`.
     """
 
     labels: Annotated[Labels, None]
@@ -150,6 +152,7 @@ class ScoreOptions(TypedDict, total=False):
     logprobs: Annotated[bool, False]
     on_error: Annotated[OnError, "fail"]
     logits: Annotated[bool, False]
+    extraction_token_id: Annotated[int | None, None]
 
 
 class FamilyOptions(TypedDict, total=False):

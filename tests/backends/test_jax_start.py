@@ -48,6 +48,7 @@ def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
     from gpuscore.backends.jax import backend as backend_module
 
     directory, _ = tiny_model("qwen3")
+    monkeypatch.setattr(backend_module, "kept_programs", lambda: None)  # nor their sizes
     free, noted = 2**24, compiled_sizes(monkeypatch)
     with_free_memory(monkeypatch, free)
     plan = plan_backend(directory, ModelConfig(**ONE_PROGRAM, memory_fraction=1.0))
@@ -75,8 +76,9 @@ def test_the_cache_of_programs(tiny_model, tmp_path, monkeypatch):
     events, noted = [], compiled_sizes(monkeypatch)
     jax.monitoring.register_event_listener(lambda name, **_: events.append(name.split("/")[-1]))
     config = ModelConfig(**ONE_PROGRAM | {"max_batch_tokens": 33})
+    kept, starts = jax.config.jax_compilation_cache_dir, []
+    compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))  # as its variable does
-    starts = []
     try:
         for free in (2**24, 2**24 - 2**15):
             events.clear(), noted.clear()
@@ -87,7 +89,7 @@ def test_the_cache_of_programs(tiny_model, tmp_path, monkeypatch):
             backend.close()
         assert any(tmp_path.iterdir())
     finally:
-        jax.config.update("jax_compilation_cache_dir", None)
+        jax.config.update("jax_compilation_cache_dir", kept)
         compilation_cache.reset_cache()
     (_, missed, pages), second = starts
     assert missed >= 2

@@ -13,10 +13,7 @@ from safetensors.numpy import load_file, save_file
 from gpuscore import Scorer
 from gpuscore.errors import ConfigError
 from gpuscore.models.adapter import CONFIG, WEIGHTS
-from support import programs
 from support.adapters import BASE, CASES, FOLDER, PROMPTS
-from support.connections import connected
-from support.serving import serving
 
 LABELS = list(range(64))
 
@@ -48,19 +45,6 @@ def test_two_ranks_merge_their_parts():
     expected = np.array(json.loads((FOLDER / "patterns" / "answers.json").read_text()))
     got = scores(FOLDER / "patterns", tensor_parallel=2, threads=1)
     assert np.abs(got - expected).max() < 1e-5
-
-
-def test_over_http():
-    """The base model has no head; its config.json and that of the adapter make one of 3 classes."""
-    expected = np.array(json.loads((FOLDER / "classes-3" / "answers.json").read_text()))
-    arguments = (str(BASE), "--adapter", str(FOLDER / "classes-3"), "--dtype", "float32")
-    body = {"items": list(PROMPTS), "label_token_ids": [0, 1, 2], "apply_softmax": True}
-    with serving(*arguments) as server, connected(server) as client:
-        answer = client.post("/v1/score", json=body)
-    assert answer.status_code == 200, answer.text
-    shifted = np.exp(expected - expected.max(1, keepdims=True))
-    shares = shifted / shifted.sum(1, keepdims=True)
-    np.testing.assert_allclose(answer.json()["scores"], shares, atol=1e-5)
 
 
 def changed(tmp_path, name, fields=None, tensors=None, drop=()):
@@ -109,14 +93,6 @@ def test_tensors_that_do_not_fit(tmp_path, tensors, drop, message):
     """An adapter of another base model has other shapes."""
     with pytest.raises(ConfigError, match=message):
         scores(changed(tmp_path, "patterns", tensors=tensors, drop=drop))
-
-
-def test_a_server_with_an_adapter_of_another_base(tmp_path):
-    other = changed(tmp_path, "patterns", tensors={f"{LAYER}lora_A.weight": ODD["x"]})
-    done = programs.run("serve", BASE, "--adapter", other, "--port", "0", "--dtype", "float32")
-    assert done.returncode == 78
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("{")]
-    assert "adapter_model.safetensors: A of model.layers.0.self_attn.q_proj.weight is" in line
 
 
 def test_no_adapter(tmp_path):

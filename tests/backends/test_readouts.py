@@ -10,11 +10,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.engine import runner
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import plan_items
+from gpuscore.errors import InvalidRequest
 from gpuscore.text import joining
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
@@ -120,15 +122,14 @@ KINDS = [
 @pytest.mark.parametrize("max_batch_tokens", [49, 1500])
 @pytest.mark.parametrize(("backend", "family", "labels"), KINDS)
 def test_as_transformers(engine_of, tiny_model, rng, backend, family, labels, max_batch_tokens):
-    """With a cold cache, a prefix hit and an evicted one; together, alone, with an empty query."""
+    """With a cold cache, a prefix hit and another salt; together, alone, with an empty query."""
     engine = engine_of(family, backend=backend, max_batch_tokens=max_batch_tokens)
     _, model = tiny_model(family, max_position_embeddings=CONTEXT)
     query, items = words(rng, 67), sets(rng)
-    for some in (items, items, items[2:3], items[1:2], "evicted", items):
-        if some == "evicted":
-            engine._runner.scheduler.pages.evict(10**6)
-            continue
-        rows = scored(engine, asked(engine, query, some, label_token_ids=labels))
+    cases = (("", items), ("", items), ("", items[2:3]), ("", items[1:2]), ("other", items))
+    for salt, some in cases:
+        request = asked(engine, query, some, label_token_ids=labels)
+        rows = scored(engine, replace(request, salt=salt))
         check(model, query, some, rows, labels)
     rows = scored(engine, asked(engine, [], items[:2], label_token_ids=labels))
     check(model, [], items[:2], rows, labels)
@@ -256,3 +257,29 @@ def test_a_defect_is_seen(engine_of, tiny_model, rng, monkeypatch, plant):
     request = replace(asked(engine, query, items), salt="other")
     with pytest.raises(AssertionError, match="Not equal"):
         check(model, query, items, scored(engine, request))
+
+
+def test_scorer(tiny_model, rng):
+    """Rows of all items are one table with offsets; given tokens at given rows are arrays."""
+    directory, model = tiny_model("qwen3", max_position_embeddings=CONTEXT)
+    query, items = words(rng, 20), [item for item in sets(rng) if len(item) < 100]
+    prompt, ragged = words(rng, 40), [random_ids(rng, n % 4) for n in range(30)]
+    with Scorer(str(directory), dtype="float32", compile="off") as scorer:
+        options = {"label_token_ids": LABELS, "extraction_token_id": MARK, "logprobs": True}
+        got = scorer.score(query, [*items, [5], items[0]], on_error="null", **options)
+        same = scorer.logprobs(prompt, [3, 9])
+        own = scorer.logprobs(np.array(prompt), iter(ragged), start=9)
+        nothing = scorer.score(query, [], **options)
+        with pytest.raises(InvalidRequest, match="30 lists for 39 rows"):
+            scorer.logprobs(prompt, ragged)
+    assert [(error.index, error.code) for error in got.errors] == [(4, "no_extraction_token")]
+    assert np.diff(got.offsets).tolist() == [4, 1, 4, 4, 0, 4]
+    rows = np.split(got.logprobs, got.offsets[1:-1])
+    check(model, query, [*items, items[0]], [*rows[:4], rows[5]])
+    np.testing.assert_allclose(got.scores, np.exp(got.logprobs), rtol=1e-12)
+    np.testing.assert_allclose(got.label_mass, got.scores.sum(axis=1), rtol=1e-12)
+    assert (nothing.offsets.tolist(), nothing.scores.shape) == ([0], (0, 0))
+    expected = distributions(model, prompt)[:-1]
+    np.testing.assert_allclose(same, expected[:, [3, 9]], atol=1e-4, rtol=0)
+    for array, ids, row in zip(own, ragged, expected[9:], strict=True):
+        np.testing.assert_allclose(array, row[ids], atol=1e-4, rtol=0)

@@ -167,16 +167,16 @@ def test_bad_rows_of_a_pipeline(scorer, labels):
 
 
 def test_a_pipeline_refuses_what_all_rows_share():
-    settings = SETTINGS | {"on_error": "null"}
+    score = ScoreBatches("demo", labels=["yes", b"no"], threads=1, on_error="null")
     columns = {name: objects(["a"]) for name in ("query", "item", "scores")}
     with pytest.raises(InvalidRequest, match="the rows have a column scores already"):
-        ScoreBatches("demo", labels=LABELS, **settings)(columns)
+        score(columns)
     columns["error"] = columns.pop("scores")
     with pytest.raises(InvalidRequest, match="the rows have a column error already"):
-        ScoreBatches("demo", labels=LABELS, **settings)(columns)
+        score(columns)
     del columns["error"]
     with pytest.raises(InvalidRequest, match=r"labels\[1\] is of type bytes"):
-        ScoreBatches("demo", labels=["yes", b"no"], **settings)(columns)
+        score(columns)
 
 
 def test_one_text_is_one_item(scorer):

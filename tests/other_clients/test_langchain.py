@@ -1,6 +1,5 @@
 """Promise: LangChain's compressors for Cohere, Jina and Infinity get the ranking and the errors."""
 
-import cohere
 import pytest
 from infinity_client import Client
 from langchain_cohere import CohereRerank
@@ -33,18 +32,6 @@ def test_cohere(server, ranking, is_same):
     assert is_same(pairs(compressor.rerank(TEXTS, QUERY, top_n=2)), ranking[:2])
     everything = compressor.rerank(list(DOCUMENTS), QUERY, top_n=None)  # sends null
     assert is_same(pairs(everything), ranking)
-
-
-def test_cohere_with_a_wrong_key(server):
-    compressor = CohereRerank(model="demo", cohere_api_key="wrong", base_url=server.url)
-    with pytest.raises(cohere.errors.UnauthorizedError):
-        compressor.rerank(TEXTS, QUERY)
-
-
-def test_cohere_honours_retry_after(server, full_at_first, ranking, is_same):
-    compressor = CohereRerank(model="demo", cohere_api_key=server.key, base_url=server.url)
-    assert is_same(pairs(compressor.rerank(TEXTS, QUERY)), ranking[:3])
-    assert 1.0 <= full_at_first.seconds < 5
 
 
 def test_jina(server, ranking, is_same, monkeypatch):

@@ -27,13 +27,6 @@ def test_cohere(server, ranking, is_same):
         ranked(CohereRerank(api_key="wrong", **asked))
 
 
-def test_cohere_honours_retry_after(server, full_at_first, ranking, is_same):
-    """Cohere's client honours it; the retries of llama-index itself leave 429 out."""
-    asked = {"model": "demo", "api_key": server.key, "base_url": server.url}
-    assert is_same(ranked(CohereRerank(top_n=5, **asked)), ranking)
-    assert 1.0 <= full_at_first.seconds < 5
-
-
 def test_jina(server, ranking, is_same):
     asked = {"model": "demo", "base_url": server.url + "/v1"}
     assert is_same(ranked(JinaRerank(api_key=server.key, top_n=4, **asked)), ranking[:4])

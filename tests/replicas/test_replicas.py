@@ -153,16 +153,6 @@ def test_a_request_that_ends_engines_does_not_end_them_all(make_replicas):
     check(request, replicas.score_all([request])[0].result(timeout=30))
 
 
-def test_cancelled_requests_are_dropped(replicas):
-    held = replicas.score_all([request_of(tape_child.HELD, n, query=0) for n in range(60)])
-    wait_until(MARK.exists)
-    for future in held:
-        future.cancel()
-    while not all(state.stats.requests == 0 for state in replicas.states()):
-        MARK.unlink(missing_ok=True)
-        time.sleep(0.02)
-
-
 def test_the_end_comes_when_no_replica_can_be_kept(make_replicas):
     patience = Patience(delay=0.05, max_failures=2)
     replicas = make_replicas(patience=patience)

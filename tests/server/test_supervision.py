@@ -4,14 +4,12 @@ and recovers; a stop loses no request and leaves no process behind.
 Most servers here are real ones over the tape, whose child starts at once.
 """
 
-import json
 import os
 import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gpuscore.processes.worker.client import TICK
@@ -20,16 +18,13 @@ from gpuscore.server.http.address import ACCEPTS
 from support import tape_engine as tape_child
 from support.connections import (
     Connection,
-    canary,
     check_error,
-    connected,
-    large_request,
     retry_after,
     under_way,
 )
-from support.serving import QUICK, children, running, serving, wait_until
+from support.serving import children, running, serving, wait_until
 from support.tape_engine import MARK
-from support.tape_servers import JSON, PATIENCE, body_of, engine_of, in_flight, let_go, tape_server
+from support.tape_servers import JSON, PATIENCE, body_of, engine_of, in_flight, tape_server
 
 
 def test_silence_is_noticed_within_two_seconds():
@@ -85,20 +80,6 @@ def test_the_server_outlives_its_engine(tape, harm):
     assert scores(client) == before
     assert engine_of(server) != pid
     assert not running(pid)
-
-
-def test_a_client_that_leaves_frees_queued_work(tape):
-    _, client = tape
-    wait_until(lambda: status(client, "/ready") == 200)
-    with in_flight(client, tape_child.HELD) as held:
-        with in_flight(client, 1):
-            refused = client.post("/v1/score", content=body_of(1, 2), headers=JSON)
-            check_error(refused, 429, "overloaded", None)
-        wait_until(lambda: under_way(client) == 1)
-        with in_flight(client, 1) as connection:
-            assert connection.silent
-            assert let_go(held).status == 200
-            assert connection.reply().status == 200
 
 
 def test_a_crash_loop_gives_up():
@@ -241,27 +222,3 @@ def test_requests_that_nobody_has_read_yet(numbers, new, options):
         # Two signals at once may end the wait for requests whose work has not begun.
         ended = {0} if len(numbers) == 1 else {0, *(128 + number for number in numbers)}
         assert server.process.wait(timeout=10) in ended
-
-
-def test_a_real_models_engine_is_replaced(model):
-    """The child that replaces a lost one gives the same scores; SIGTERM lets it finish.
-
-    Nobody reads standard error, and the log of so many requests fills it.
-    """
-    with serving(model[0], *QUICK) as server, connected(server) as client:
-        pid = engine_of(server)
-        before = canary(client)
-        os.kill(pid, signal.SIGKILL)
-        assert seconds_until_unhealthy(client) < 2
-        with pytest.raises(httpx.HTTPStatusError, match="503"):
-            client.get("/ready").raise_for_status()
-        wait_until(lambda: status(client, "/ready") == 200, seconds=60)
-        assert canary(client) == before
-        with Connection(client, timeout=60) as connection:
-            connection.request(body=large_request(40_000, apply_softmax=True))
-            wait_until(lambda: under_way(client) == 1)
-            server.process.send_signal(signal.SIGTERM)
-            reply = connection.reply()
-        assert reply.status == 200
-        assert len(json.loads(reply.body)["scores"]) == 80
-        assert server.process.wait(timeout=30) == 0

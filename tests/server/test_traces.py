@@ -68,12 +68,6 @@ class TestTraces:
             names.GEN_AI_RESPONSE_MODEL: "tiny",
         }
 
-    def test_completions_are_the_conventions_operation(self):
-        body = {"prompt": "a b", "max_tokens": 0, "echo": True, "logprobs": 1}
-        *_, span = self.spans(body=body, url="/v1/completions")
-        known = names.GenAiOperationNameValues.TEXT_COMPLETION.value
-        assert span.attributes[names.GEN_AI_OPERATION_NAME] == known
-
     def test_what_scores_nothing_is_no_operation(self):
         exporter, provider = InMemorySpanExporter(), TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -88,12 +82,6 @@ class TestTraces:
         assert "gpuscore.items" not in span.attributes
         assert not [name for name in span.attributes if name.startswith("gen_ai")]
 
-    def test_an_error_of_a_model(self):
-        *_, span = self.spans(body=BODY | {"items": [[1] * 600]})
-        assert span.attributes["http.response.status_code"] == 400
-        assert span.attributes[names.GEN_AI_REQUEST_MODEL] == "tiny"
-        assert names.GEN_AI_RESPONSE_MODEL not in span.attributes
-
     @pytest.mark.parametrize(
         "values",
         [
@@ -101,10 +89,8 @@ class TestTraces:
             [""],
             [f"00-{TRACE}-{PARENT}"],
             [f"00-{'0' * 32}-{PARENT}-01"],
-            [f"00-{TRACE}-{'0' * 16}-01"],
             [f"ff-{TRACE}-{PARENT}-01"],
             [f"00-{TRACE[:-1]}-{PARENT}-01"],
-            [f"00-{TRACE[:-1]}z-{PARENT}-01"],
             [f"00-{TRACE}-{PARENT}-01-x"],
             [f"00-{TRACE}-{PARENT}-01"] * 2,
         ],

@@ -14,8 +14,10 @@ import pytest
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
-    """Have the interpreter patch Triton's language once, and make each type once."""
+    """Have the interpreter patch Triton's language once, make each type once, and leave out what
+    changes no value."""
     from triton.language import core
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     patch.setattr(interpreter, "_patch_lang", _patching_once(interpreter))
@@ -23,6 +25,13 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter, "_get_np_dtype", _once(interpreter._get_np_dtype, _of_type))
     patch.setattr(core.block_type, "__init__", _filled_once(core.block_type.__init__, _of_block))
     patch.setattr(core.tensor, "__init__", _tensor_of_kept_shape(core))
+    # Each sum of integers is computed twice more for an assertion that only debugging looks at.
+    assert not interpreter.InterpreterOptions.debug
+    patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", lambda *_: None)
+    operands = TritonSemantic.binary_op_type_checking_impl
+    patch.setattr(TritonSemantic, "binary_op_type_checking_impl", _unless_alike(core, operands))
+    shapes = TritonSemantic.broadcast_impl_value
+    patch.setattr(TritonSemantic, "broadcast_impl_value", _to_kept_shapes(interpreter, shapes))
 
 
 def steady_products(patch: pytest.MonkeyPatch) -> None:
@@ -79,6 +88,53 @@ def _patching_once(interpreter: Any) -> Callable[[Any], Any]:
         return interpreter._LangPatchScope()  # which restores nothing
 
     return patch_once
+
+
+def _unless_alike(core: Any, adjust: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `adjust`, which gives two operands one type, without work for those that have one."""
+
+    def adjusted(
+        self: Any,
+        left: Any,
+        right: Any,
+        allow_left_pointer: bool = False,
+        allow_right_pointer: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        if (
+            isinstance(left, core.tensor)
+            and isinstance(right, core.tensor)
+            and not div_or_mod
+            and _of_type(left.type) == _of_type(right.type)
+            and not left.dtype.is_ptr()
+        ):
+            return left, right
+        options = allow_left_pointer, allow_right_pointer, arithmetic_check, div_or_mod
+        return adjust(self, left, right, *options)
+
+    return adjusted
+
+
+def _to_kept_shapes(interpreter: Any, broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `broadcast`, which gives two operands one shape, with types from an earlier call."""
+    known: dict[Hashable, list[tuple[Any, tuple[int, ...]]]] = {}
+
+    def looked_up(self: Any, left: Any, right: Any) -> Any:
+        key = _of_type(left.type), _of_type(right.type)
+        if key not in known:
+            made = broadcast(self, left, right)
+            known[key] = [(x.type, tuple(int(n) for n in x.shape)) for x in made]
+            return made
+        return tuple(
+            x if of == _of_type(kind) else self.tensor(spread(x.handle, shape), kind)
+            for x, of, (kind, shape) in zip((left, right), key, known[key], strict=True)
+        )
+
+    def spread(handle: Any, shape: tuple[int, ...]) -> Any:
+        return interpreter.TensorHandle(np.broadcast_to(handle.data, shape), handle.dtype.scalar)
+
+    return looked_up
 
 
 def _once(compute: Callable[..., Any], key_of: Callable[..., Hashable]) -> Callable[..., Any]:

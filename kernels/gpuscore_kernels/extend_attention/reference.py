@@ -33,6 +33,12 @@ def extend_attention(
     for tile in tiles.tiles.tolist():
         members = tiles.rows[:, tile[0] : tile[0] + tile[1]].long().cpu()
         slots, packed, visible = _keys(tiles, tile, members)
+        some = visible.any(0).nonzero()[:, 0]
+        visible = visible[:, some]
+        sides = [
+            _gather(own, pool[side], slots[some], packed[some]).to(compute)
+            for side, own in enumerate((k, v))
+        ]
         step = 1 if tiles.shape.is_steady else tile[1]
         for start in range(0, tile[1], step):
             part = slice(start, start + step)
@@ -40,8 +46,7 @@ def extend_attention(
             near = seen.any(0).nonzero()[:, 0]
             own_rows = members[QUERY_ROW][part].to(q.device)
             keys, values = (
-                _gather(own, pool[side], slots[near], packed[near]).to(compute)
-                for side, own in enumerate((k, v))
+                side if len(near) == len(some) else side[:, near.to(q.device)] for side in sides
             )
             # Rows of all heads that share keys are multiplied together: [Hkv, rows * group, D].
             by_head = q[own_rows].to(compute).view(-1, len(keys), group, q.shape[2])

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens at the rows of prompts, for /v1/completions.
+"""Requests for rows within prompts, and log-probabilities of given tokens there.
 
 Row r is the distribution after a prompt's token r, so it belongs to token r + 1.
 """
@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from gpuscore.errors import InvalidRequest, TooManyLabels, TooManyTokens
 from gpuscore.text.extraction import MAX_SCORES
 from gpuscore.text.score_input import PromptChecks
-from gpuscore.types.batch import Float64Array, Int32Array, Rows
-from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.batch import BackendLimits, Float64Array, Int32Array, Rows, common_prefix
+from gpuscore.types.request import Readouts, ScoreRequest, ScoreResult, Terms
 
 IDS, START = "prompt_logprob_token_ids", "prompt_logprob_start"
 MAX_CANDIDATES = 256  # of a row
+LEAST_SHARED = 4  # tokens: a cut costs all items one more pass of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,10 @@ class Candidates:
 
     @staticmethod
     def read(
-        ids: list[int | list[int]], start: int, prompts: Sequence[Int32Array], checks: PromptChecks
+        ids: Sequence[int | list[int]],
+        start: int,
+        prompts: Sequence[Int32Array],
+        checks: PromptChecks,
     ) -> "Candidates":
         """Return a body's candidates; raise GpuscoreError if they do not fit the prompts."""
         by_row = bool(ids) and not isinstance(ids[0], int)
@@ -89,6 +93,45 @@ class Candidates:
         return Rows(places, counts), np.concatenate(parts)
 
 
+def request_of(
+    prompts: Sequence[Int32Array],
+    rows: Sequence[Rows],
+    labels: Sequence[Int32Array],
+    backend: BackendLimits,
+    terms: Terms = Terms(),  # noqa: B008  (it never changes)
+    num_top: int = 0,
+) -> ScoreRequest:
+    """Return the engine's request for rows of prompts that begin alike."""
+    cut = positions_cut(prompts, backend)
+    query, of_query = rows[0].part(0, cut)
+    parts = [own.part(cut, len(prompt)) for own, prompt in zip(rows, prompts, strict=True)]
+    return ScoreRequest(
+        prompts[0][:cut],
+        tuple(prompt[cut:] for prompt in prompts),
+        tuple(ids[own] for ids, (_, own) in zip(labels, parts, strict=True)),
+        need_lse=True,
+        num_top=num_top,
+        readouts=Readouts.of([query, *(own for own, _ in parts)], labels[0][of_query]),
+        **terms._asdict(),
+    )
+
+
+def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
+    """Return the number of first tokens that are scored once for all these prompts.
+
+    All rows up to the cut get the same labels, the tokens that follow. So the cut is one token
+    before the end of what the prompts share. Of a single prompt, full pages are enough, because
+    nothing else is found again. It is 0 if sharing saves nothing, or if the pages are too few.
+    """
+    first = prompts[0]
+    shared = min([len(first), *(common_prefix(first, prompt) for prompt in prompts[1:])])
+    # With the bits of a prompt that is scored alone, all segments begin where chunks do.
+    whole = backend.deterministic_chunk or (backend.page_size if len(prompts) == 1 else 1)
+    cut = (shared - 1) // whole * whole
+    pages = -(-max(map(len, prompts)) // backend.page_size) + 1
+    return cut if cut >= LEAST_SHARED and pages <= backend.num_pages else 0
+
+
 def apart(
     request: ScoreRequest, result: ScoreResult, every: bool
 ) -> tuple[ScoreResult, list["Answered"]]:
@@ -139,8 +182,8 @@ class Answered:
         counts, logprobs = zip(*((part.counts, part.logprobs) for part in parts), strict=True)
         return Answered(np.concatenate(counts), np.concatenate(logprobs))
 
-    def lists(self, skipped: int, rows: int) -> Iterator[list[float]]:
+    def rows(self, skipped: int, rows: int) -> Iterator[Float64Array]:
         """Yield the log-probabilities of rows after the first `skipped` ones."""
         ends = np.cumsum(self.counts).tolist()
         for row in range(skipped, skipped + rows):
-            yield self.logprobs[ends[row] - self.counts[row] : ends[row]].tolist()
+            yield self.logprobs[ends[row] - self.counts[row] : ends[row]]
