@@ -143,7 +143,7 @@ class Ticket:
             self.logits.reshape(-1, self._width)[places] = made[kept]
         else:
             counts = np.diff(bounds)[kept]
-            logits = scores.label_logits[_runs(bounds[kept], counts)]
+            logits = scores.label_logits[_runs(bounds[:-1][kept], counts)]
             self.logits[_runs(self._starts[places], counts)] = logits
         self.arrive(places)
         if scores.lse is not None:
@@ -161,8 +161,12 @@ class Ticket:
         logits, lse = self.logits, self.lse
         if request.trie is not None:
             logits, lse = _added_up(logits, lse, request.trie)
+        if request.trie is None and request.readouts is None and self._width:
+            parts = tuple(logits.reshape(-1, self._width))
+        else:
+            parts = _divided(logits, [*map(len, request.row_labels)])
         return ScoreResult(
-            label_logits=_divided(logits, [*map(len, request.row_labels)]),
+            label_logits=parts,
             lse=lse if request.need_lse else None,
             top_ids=self.top_ids if request.num_top else None,
             top_logits=self.top_logits if request.num_top else None,
@@ -174,7 +178,7 @@ class Ticket:
             ),
         )
 
-    def _places(self, share: Share, fine: BoolArray) -> tuple[Places, Places, list[int]]:
+    def _places(self, share: Share, fine: BoolArray) -> tuple[Places | slice, Places, list[int]]:
         """Return the numbers of a share's rows that are kept, each with its answer's row, and the
         items that have a row which is not `fine`.
 
@@ -182,6 +186,8 @@ class Ticket:
         """
         if self.plan.rows is None:  # an item is one row of the share and one of the answer
             items = np.array(share.scored, np.int64)
+            if np.count_nonzero(fine) == len(fine):
+                return slice(None), items, []
             return np.flatnonzero(fine), items[fine], items[~fine].tolist()
         spans = share.spans
         starts = [*accumulate((count for _, _, count in spans), initial=0)]
