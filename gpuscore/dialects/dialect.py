@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import time
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
@@ -18,17 +19,67 @@ from gpuscore.dialects.wire import (
     ErrorAnswer,
     FailedItem,
     PromptTokensDetails,
+    ScoringBody,
     ShortUsage,
+    about,
     encode_error,
 )
-from gpuscore.errors import GpuscoreError
+from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import ItemError
+from gpuscore.types.results import ItemError, ItemErrors
 
 # Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
 SMALL_ITEMS, SMALL_TOKENS, SMALL_CHARS = 64, 4096, 1024
 LARGE = 1 << 18  # bytes of a body or of ids, or characters, from which a request counts as large
+
+
+class ItemsBody(ScoringBody, kw_only=True):
+    """The fields of bodies whose items may fail alone."""
+
+    input: ClassVar[Any]  # no field: set by `read_as`
+    on_error: Annotated[
+        Annotated[str, Meta(pattern=r"^(fail|null)\Z")] | None,
+        about(
+            "What an item that cannot be scored does. `fail`: it fails the request. `null`: it "
+            "gets no score and stands in `errors`, and the others are scored. Errors of the whole "
+            "request are the same with both.",
+            "fail",
+        ),
+    ] = None
+
+    def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
+        """Yield the places and errors of items that cannot be read, by place.
+
+        They are made when they are asked for, because a body may have millions, over every limit.
+        """
+        raise NotImplementedError
+
+    def read_as(self, read: object) -> None:
+        """Keep the items as the engine's request needs them, with an empty one in the place of each
+        that cannot be read; raise InvalidRequest if one of these fails the request."""
+        self.__dict__["input"] = read
+        if self.on_error != "null":
+            for _, error in self.refused():
+                raise error
+
+    def errors(self) -> ItemErrors:
+        """Return the errors of items that cannot be read; their number was checked before."""
+        errors = ItemErrors()
+        for index, error in self.refused():
+            errors.add(index, error)
+        return errors
+
+
+def nulls(
+    values: Sequence[object], name: str, wanted: str = "a text"
+) -> Iterator[tuple[int, InvalidRequest]]:
+    """Yield the place and the error of each null among a caller's values."""
+    for index, value in enumerate(values):
+        if value is None:
+            param = f"{name}[{index}]"
+            message = f"{param} is null; it must be {wanted}"
+            yield index, InvalidRequest(message, param=param)
 
 
 class CheckedBody(Protocol):

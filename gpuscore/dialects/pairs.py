@@ -19,9 +19,10 @@ from gpuscore.dialects.dialect import (
     error_bytes,
     in_pieces,
     list_json,
+    nulls,
 )
 from gpuscore.dialects.ranking import RankingBody, ranking_of
-from gpuscore.dialects.wire import about, nulls
+from gpuscore.dialects.wire import about
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.record import RequestRecord

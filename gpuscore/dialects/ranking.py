@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, TypeVar
 import numpy as np
 
 from gpuscore.dialects.decoding import check_not_negative
-from gpuscore.dialects.dialect import PreparedBody
+from gpuscore.dialects.dialect import ItemsBody, PreparedBody
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import ItemsBody, about
+from gpuscore.dialects.wire import about
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import Float64Array

@@ -4,15 +4,13 @@ A field is `Annotated[type | None, about(...)]`; `null` means the same as leavin
 descriptions are the only source of /openapi.json and of the reference.
 """
 
-from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from gpuscore.errors import GpuscoreError, InvalidRequest, Overloaded
+from gpuscore.errors import GpuscoreError, Overloaded
 from gpuscore.types.request import Terms
-from gpuscore.types.results import ItemErrors
 
 # msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
 # for is kept under another name, and `openapi_of` makes it the default.
@@ -66,54 +64,6 @@ class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, dict
             "the same salt have cached."
         ),
     ] = None
-
-
-class ItemsBody(ScoringBody, kw_only=True):
-    """The fields of bodies whose items may fail alone."""
-
-    input: ClassVar[Any]  # no field: set by `read_as`
-    on_error: Annotated[
-        Annotated[str, Meta(pattern=r"^(fail|null)\Z")] | None,
-        about(
-            "What an item that cannot be scored does. `fail`: it fails the request. `null`: it "
-            "gets no score and stands in `errors`, and the others are scored. Errors of the whole "
-            "request are the same with both.",
-            "fail",
-        ),
-    ] = None
-
-    def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
-        """Yield the places and errors of items that cannot be read, by place.
-
-        They are made when they are asked for, because a body may have millions, over every limit.
-        """
-        raise NotImplementedError
-
-    def read_as(self, read: object) -> None:
-        """Keep the items as the engine's request needs them, with an empty one in the place of each
-        that cannot be read; raise InvalidRequest if one of these fails the request."""
-        self.__dict__["input"] = read
-        if self.on_error != "null":
-            for _, error in self.refused():
-                raise error
-
-    def errors(self) -> ItemErrors:
-        """Return the errors of items that cannot be read; their number was checked before."""
-        errors = ItemErrors()
-        for index, error in self.refused():
-            errors.add(index, error)
-        return errors
-
-
-def nulls(
-    values: Sequence[object], name: str, wanted: str = "a text"
-) -> Iterator[tuple[int, InvalidRequest]]:
-    """Yield the place and the error of each null among a caller's values."""
-    for index, value in enumerate(values):
-        if value is None:
-            param = f"{name}[{index}]"
-            message = f"{param} is null; it must be {wanted}"
-            yield index, InvalidRequest(message, param=param)
 
 
 PromptTokens = Annotated[int, about("Tokens of all prompts, each counted as a whole.")]

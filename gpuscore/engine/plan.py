@@ -357,7 +357,8 @@ class _Tree:
 
     def _append_beginning(self, start: int, stop: int, part: slice, parent: int) -> None:
         """Add these tokens, which a run of sorted items shares."""
-        parts = [head.part(part.start, part.stop) for head in self._heads[start:stop]]
+        heads = self._heads[start : stop if self._read else start + 1]  # others have no rows there
+        parts = [head.part(part.start, part.stop) for head in heads]
         tokens, labels, _, reads = parts[0]
         self._add(parent, tokens, labels, [row for own in parts for row in own[2]], reads)
 

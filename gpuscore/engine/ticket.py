@@ -58,6 +58,7 @@ class Ticket:
     lse: Float32Array = field(init=False)  # [rows]
     top_ids: Int32Array = field(init=False)
     top_logits: Float32Array = field(init=False)
+    _width: int = field(init=False)  # logits of each row; 0 = not all have as many
     _starts: Places = field(init=False)  # [rows + 1] where each row's logits begin
     _there: BoolArray = field(init=False)  # [rows] that have arrived
 
@@ -65,7 +66,11 @@ class Ticket:
         request, count = self.request, self.plan.num_rows
         self.rows_left = count
         self._there = np.zeros(count, np.bool_)
-        self._starts = np.append(0, np.cumsum(_labels_of_rows(request)))
+        counts = _labels_of_rows(request)
+        self._width = _only(counts)
+        self._starts = np.arange(count + 1) * self._width
+        if not self._width:
+            self._starts = np.append(0, np.cumsum(counts))
         self.logits = np.empty(self._starts[-1], np.float32)
         self.lse = np.empty(count, dtype=np.float32)
         self.lse.fill(np.nan)  # np.full and np.ones take several times as long
@@ -133,9 +138,13 @@ class Ticket:
         fine = self._finite(scores, rows, bounds)
         flaws = len(fine) - int(np.count_nonzero(fine))
         kept, places, broken = self._places(share, fine)
-        counts = np.diff(bounds)[kept]
-        logits = scores.label_logits[_runs(bounds[kept], counts)]
-        self.logits[_runs(self._starts[places], counts)] = logits
+        if self._width:
+            made = scores.label_logits[bounds[0] : bounds[-1]].reshape(-1, self._width)
+            self.logits.reshape(-1, self._width)[places] = made[kept]
+        else:
+            counts = np.diff(bounds)[kept]
+            logits = scores.label_logits[_runs(bounds[:-1][kept], counts)]
+            self.logits[_runs(self._starts[places], counts)] = logits
         self.arrive(places)
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
@@ -152,8 +161,12 @@ class Ticket:
         logits, lse = self.logits, self.lse
         if request.trie is not None:
             logits, lse = _added_up(logits, lse, request.trie)
+        if request.trie is None and request.readouts is None and self._width:
+            parts = tuple(logits.reshape(-1, self._width))
+        else:
+            parts = _divided(logits, [*map(len, request.row_labels)])
         return ScoreResult(
-            label_logits=_divided(logits, [*map(len, request.row_labels)]),
+            label_logits=parts,
             lse=lse if request.need_lse else None,
             top_ids=self.top_ids if request.num_top else None,
             top_logits=self.top_logits if request.num_top else None,
@@ -165,7 +178,7 @@ class Ticket:
             ),
         )
 
-    def _places(self, share: Share, fine: BoolArray) -> tuple[Places, Places, list[int]]:
+    def _places(self, share: Share, fine: BoolArray) -> tuple[Places | slice, Places, list[int]]:
         """Return the numbers of a share's rows that are kept, each with its answer's row, and the
         items that have a row which is not `fine`.
 
@@ -173,6 +186,8 @@ class Ticket:
         """
         if self.plan.rows is None:  # an item is one row of the share and one of the answer
             items = np.array(share.scored, np.int64)
+            if np.count_nonzero(fine) == len(fine):
+                return slice(None), items, []
             return np.flatnonzero(fine), items[fine], items[~fine].tolist()
         spans = share.spans
         starts = [*accumulate((count for _, _, count in spans), initial=0)]
@@ -210,13 +225,20 @@ class Ticket:
         return finite
 
 
-def _labels_of_rows(request: ScoreRequest) -> Sequence[int] | Int32Array:
+def _labels_of_rows(request: ScoreRequest) -> list[int] | Int32Array:
     """Return how many logits each row of the engine's answer has."""
     if request.trie is not None:
         return [*map(len, request.trie.next_ids)] * request.num_rows
     if request.readouts is not None:
         return np.concatenate(request.readouts.counts)
     return [*map(len, request.label_ids)]
+
+
+def _only(counts: list[int] | Int32Array) -> int:
+    """Return the number that all these are; 0 if they differ."""
+    if isinstance(counts, list):  # a few, for which NumPy takes longer
+        return counts[0] if len(set(counts)) == 1 else 0
+    return int(counts[0]) if len(counts) and counts.min() == counts.max() else 0
 
 
 def _runs(starts: Places, counts: Places) -> Places:

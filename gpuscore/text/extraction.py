@@ -14,23 +14,21 @@ MAX_SCORES = 2**22  # of all rows; an answer takes about twenty bytes for each
 
 
 def extraction_id(
-    inputs: ScoreInput, encoder: TextEncoder | None, backend: BackendLimits
-) -> int | None:
-    """Return the id of a request's extraction token, None if it has none.
+    token: str | int, inputs: ScoreInput, encoder: TextEncoder | None, backend: BackendLimits
+) -> int:
+    """Return the id of a request's extraction token.
 
     Raises:
         InvalidRequest: it is not one token, the model lacks it, or the query holds it.
     """
-    token, param = inputs.extraction, "score_extraction_token"
-    if token is None:
-        return None
+    param = "score_extraction_token"
     if inputs.item_first:
         raise InvalidRequest(f"item_first excludes {param}", param="item_first")
     if isinstance(token, str):
         ids = need_encoder(encoder, param).plain_ids(token).tolist()
         if len(ids) != 1:
             raise InvalidRequest(f"{param} is {len(ids)} tokens, it must be one", param=param)
-        (token,) = ids
+        token = int(ids[0])
     else:
         param += "_id"
     if not 0 <= token < backend.vocab_rows:

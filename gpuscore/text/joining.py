@@ -116,7 +116,9 @@ class PromptBuilder:
         if not inputs.items:
             return None
         before, readouts = self, None
-        token = extraction_id(inputs, self.encoder, self.backend)
+        token = None
+        if inputs.extraction is not None:
+            token = extraction_id(inputs.extraction, inputs, self.encoder, self.backend)
         if trie is not None or token is not None:  # the last token of a label is not computed
             after = 0 if trie is None else trie.longest - 1
             before = PromptBuilder(self.encoder, self.backend, self.limits, after, token)

@@ -300,7 +300,7 @@ def pack_columns(
     )
     lengths, shift = cu_seqlens[1:] - cu_seqlens[:-1], starts - cu_seqlens[:-1]
     need_lse = np.array([segments.need_lse[index] for index in scored], dtype=np.bool_)
-    if any(rows is not None for rows in segments.rows):
+    if any(segments.rows):
         last = zip(lengths[scored] - 1, np.diff(cu_labels), strict=True)
         rows = [
             segments.rows[index] or Rows(*_int32([[place], [count]]))

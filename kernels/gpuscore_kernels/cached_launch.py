@@ -48,7 +48,7 @@ class CachedLaunch:
             then compile-time constants.
         constants: compile-time arguments by name.
         options: num_warps and num_stages.
-        free: how many of its first numbers are in `do_not_specialize`.
+        free: how many of its first numbers are in `do_not_specialize`: 0 or 1.
         dtypes: which tensors have a dtype of their own. The other tensors' dtypes follow from these
             and from the constants, which the caller has checked.
     """
@@ -64,7 +64,7 @@ class CachedLaunch:
     ) -> None:
         self.kernel, self.constants, self.options = kernel, constants, options
         self._fixed = operator.itemgetter(slice(free, None))  # numbers whose values count
-        self._fit, self._dtypes = _all_fit(free), _dtypes_at(dtypes)
+        self._fit, self._dtypes = _fits(free), _dtypes_at(dtypes)
         self.codes: dict[tuple[object, ...], Code] = {}
         self._latest: tuple[Any, ...] = _NEVER
         self._driver: Any = None  # Triton's, once it has compiled
@@ -209,13 +209,9 @@ def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
     return lambda tensors: tuple(map(dtype, chosen(tensors)))
 
 
-def _all_fit(free: int) -> Callable[[tuple[Number, ...]], object]:
-    """Return a function that tells which of the first `free` numbers fit 32 bits."""
-    if free == 0:
-        return _nothing
-    if free == 1:
-        return lambda numbers: -WORD <= numbers[0] < WORD
-    return lambda numbers: tuple([-WORD <= number < WORD for number in numbers[:free]])
+def _fits(free: int) -> Callable[[tuple[Number, ...]], object]:
+    """Return a function that tells whether the first number, if it is `free`, fits 32 bits."""
+    return (lambda numbers: -WORD <= numbers[0] < WORD) if free else _nothing
 
 
 def _nothing(_: Sequence[object]) -> None:

@@ -176,7 +176,7 @@ def test_isolation_is_exact(make_backend, rng, family, dtype, cached):
         return np.column_stack([scores.label_logits.reshape(-1, len(LABELS)), scores.lse])
 
     base = score(items, stranger, guest)
-    for changed in range(len(items)):
+    for changed in (0, 2, 4):  # the first, one of two as long, the last
         other = list(items)
         other[changed] = random_ids(rng, len(items[changed]))
         moved = score(other, random_ids(rng, len(stranger)), [random_ids(rng, 9)])

@@ -22,7 +22,8 @@ def scores(adapter, /, **settings):
     """Return [prompts, labels]: log-probabilities, or the logits of classes."""
     name = adapter.name
     classes = CASES[name].classes if name in CASES else None
-    options = {"device": "cpu", "dtype": "float32", "adapter": str(adapter), **settings}
+    options = {"device": "cpu", "dtype": "float32", "max_batch_tokens": 512}
+    options |= {"adapter": str(adapter), **settings}
     with Scorer(str(BASE), **options) as scorer:
         labels = LABELS if classes is None else list(range(classes))
         answer = scorer.score([], PROMPTS, label_token_ids=labels, logprobs=True, logits=True)

@@ -1,5 +1,5 @@
-"""Promise: within a part, rows that share a query go into one request whatever their order, rows
-that begin alike stand together, and memory does not grow with the rows."""
+"""Promise: within a part, rows that share a query, or that begin alike, go into one request
+whatever their order, and memory does not grow with the rows."""
 
 import random
 from collections import Counter
@@ -43,12 +43,13 @@ def test_with_a_fixed_cut_they_stay_apart():
     assert groups_of(rows, cut=16) == [[0], [1], [2, 3], [4]]
 
 
-def test_rows_that_begin_alike_stand_together():
-    long, limits = [letter * 400 for letter in "xyz"], RequestLimits(max_items=3)
+def test_rows_that_begin_alike_are_put_together():
+    long = [letter * 400 for letter in "xyz"]
     rows = [("", long[i % 3] + str(i)) for i in range(9)]
-    assert groups_of(rows, limits) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert groups_of(rows) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
     own = [(long[i % 3] + str(i), "item") for i in range(9)]
-    assert groups_of(own, limits) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert groups_of(own) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert groups_of([("q", letter * 400) for letter in "xyzw"]) == [[0, 1, 2, 3]]
 
 
 def test_a_request_is_a_few_batches_long():

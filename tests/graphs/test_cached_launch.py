@@ -29,7 +29,7 @@ def test_code_for_other_arguments_is_not_taken(part):
     with device() as (recorder, _):
         first, other = PARTS[part]()
         for x in (first, first, other):
-            norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), 1e-6, False)
+            norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), 1e-6, one_plus=False)
         assert recorder.problems == []
 
 

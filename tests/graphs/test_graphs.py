@@ -101,7 +101,7 @@ def examine(config=SMALL, settings=SETTINGS):
             problems.append("nothing was launched with code that was remembered, or as a graph")
         graphs = [Counter(capture.launches) for capture in recorder.captures]
         buckets = len(backend.launcher.buckets)
-        return Seen(problems, graphs[measured:], graphs[measured - 1], single, buckets)
+        return Seen(problems, graphs[measured:], graphs[measured - 1], single, buckets=buckets)
 
 
 LAYER = {

@@ -100,7 +100,7 @@ def test_every_half(functions):
     c, halves = functions[torch.float16], torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     halves = halves.view(torch.float16).unsqueeze(1)
     zeros, weight = torch.zeros(2**16, 1), torch.ones(1, dtype=torch.float16)
-    wide = c.add_and_norm(zeros, halves, weight, 1e-6, False)[0]
+    wide = c.add_and_norm(zeros, halves, weight, 1e-6, one_plus=False)[0]
     torch.testing.assert_close(wide, halves.float(), rtol=0, atol=0, equal_nan=True)
     finite = halves.float()[halves.isfinite()]
     between = torch.cat([finite, finite * (1 + 2**-11), finite * (1 + 2**-12), finite * 1.0003])
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_refused(functions):
         lambda: c.rms_norm(x, torch.ones(5), 1e-6, False),
         lambda: c.rms_norm(x.T, torch.ones(4), 1e-6, False),
         lambda: c.rms_norm(x.to("meta"), torch.ones(6), 1e-6, False),
-        lambda: c.add_and_norm(x, x[:3], torch.ones(6), 1e-6, False),
+        lambda: c.add_and_norm(x, x[:3], torch.ones(6), 1e-6, one_plus=False),
         lambda: c.norm_and_rotate(x, *tables, QkvHeads(2, 1)),
         lambda: c.norm_and_rotate(x, tables[0][:3], tables[1], QkvHeads(1, 1)),
         lambda: c.norm_and_rotate(

@@ -146,7 +146,7 @@ def query_and_items(prefix, query, items, page=PAGE):
     pages = Pages.shuffled(np.random.default_rng(0), SLOTS // page, page)
     parent = [Segment(int32(range(query)), prefix, 0)] if query else []
     tokens = [list(range(n)) for n in items]
-    segments = item_segments(tokens, prefix + query, 0, 0 if query else -1, [1])
+    segments = item_segments(tokens, prefix + query, 0, 0 if query else -1, labels=[1])
     return pack(
         parent + segments, [Prefix(prefix, pages.of(0, prefix, room=32 if page > PAGE else 24))]
     )

@@ -14,7 +14,7 @@ from gpuscore.dialects.completions import CompletionBody
 from gpuscore.dialects.pairs import PairsBody
 from gpuscore.dialects.parts import SPARE, PartsDecoder
 from gpuscore.dialects.rerank import RerankBody
-from gpuscore.dialects.score_body import ScoreBody
+from gpuscore.dialects.score import ScoreBody
 from gpuscore.errors import TooManyItems
 
 LIMITS = RequestLimits()

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -197,10 +196,11 @@ class CheckpointFiles:
                 f"tensor {tied} differs from {embedding}, but config.json says that "
                 "tie_word_embeddings is true; supported: false, or a checkpoint without this tensor"
             )
-        if self.storage is not None and not any(map(self._is_scale, self._used)):
+        storage = self.storage
+        if storage and not any(n.endswith(f"weight{storage.scale}") for n in self._used):
             raise ConfigError(
                 "config.json has a quantization_config, but no weight of a linear layer has a "
-                f"scale, such as ...weight{self.storage.scale}; delete it if nothing is quantised"
+                f"scale, such as ...weight{storage.scale}; delete it if nothing is quantised"
             )
         left = [
             name
@@ -217,9 +217,6 @@ class CheckpointFiles:
                 f"{self.architecture.config.architecture} does not use, such as {min(left)}"
             )
 
-    def _is_scale(self, name: str) -> bool:
-        return self.storage is not None and name.endswith(f"weight{self.storage.scale}")
-
     def _same(self, name: str, other: str) -> bool:
         first, second = (self._file_of[key].get_slice(key).get_shape() for key in (name, other))
         if first != second:
@@ -229,12 +226,7 @@ class CheckpointFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 

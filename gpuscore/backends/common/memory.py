@@ -43,10 +43,16 @@ class HostMemory:
     Args:
         proc: the mounted /proc.
         cgroup: the mounted cgroup file system.
+        parts: processes that share it equally.
     """
 
-    def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
-        self._proc, self._cgroup = proc, cgroup
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        cgroup: Path = Path("/sys/fs/cgroup"),
+        parts: int = 1,
+    ) -> None:
+        self._proc, self._cgroup, self._parts = proc, cgroup, parts
 
     def free(self) -> int:
         """Bytes that this process can still take.
@@ -54,7 +60,7 @@ class HostMemory:
         The kernel counts mapped files, including weights, as available; here they are not.
         """
         there = min(available_bytes(self._proc / "meminfo"), cgroup_bytes(self._cgroup))
-        return max(0, there - (self.status("RssFile") or 0))
+        return max(0, there - (self.status("RssFile") or 0)) // self._parts
 
     def growth(self, *parts: Callable[[], object]) -> int | None:
         """Peak growths from Linux's record of the largest resident size.

@@ -118,28 +118,7 @@ def memory_of(device: torch.device, ranks: int = 1) -> Memory:
     """Return the memory of a rank; ranks share a CPU's memory, and have GPUs of their own."""
     if device.type == "cuda":
         return DeviceMemory(device)
-    return HostMemory() if ranks == 1 else MemoryShare(HostMemory(), ranks)
-
-
-class MemoryShare:
-    """An equal share of a memory.
-
-    Args:
-        whole: the memory.
-        parts: processes that share it.
-    """
-
-    def __init__(self, whole: Memory, parts: int) -> None:
-        self._whole, self._parts = whole, parts
-
-    def free(self) -> int:
-        return self._whole.free() // self._parts
-
-    def growth(self, *parts: Callable[[], object]) -> int | None:
-        return self._whole.growth(*parts)
-
-    def trim(self) -> None:
-        self._whole.trim()
+    return HostMemory(parts=ranks)
 
 
 class DeviceMemory:

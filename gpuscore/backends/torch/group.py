@@ -7,7 +7,7 @@ several models, and a program that uses `Scorer` groups of its own.
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed
@@ -27,16 +27,6 @@ class PeerLost(DeviceLost):
     """Another rank is gone, or did not take part in a sum."""
 
 
-class Collectives(Protocol):
-    """The calls of torch.distributed's groups that are used here."""
-
-    def allreduce(self, tensors: list[Tensor]) -> Any: ...
-
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> Any: ...
-
-    def abort(self) -> None: ...
-
-
 class RankGroup:
     """This rank's end of the group.
 
@@ -52,7 +42,7 @@ class RankGroup:
     ) -> None:
         self.shard = shard
         self._device, self._path, self._meet = device, path, meet
-        self._joined: Collectives | None = None
+        self._joined: Any = None  # the group of torch.distributed
 
     def connect(self) -> None:
         """Join the other ranks, once all have loaded their weights.
@@ -95,22 +85,19 @@ class RankGroup:
         if self._joined is not None:
             self._joined.abort()
 
-    def _join(self, store: Any) -> Collectives:
+    def _join(self, store: Any) -> Any:
         place = store, self.shard.rank, self.shard.ranks
-        joined: Collectives
         if self._device.type == "cuda":
             nccl = _DISTRIBUTED.ProcessGroupNCCL  # which torch's CPU build does not have
-            joined = nccl(*place, nccl.Options())
-        else:
-            gloo = _DISTRIBUTED.ProcessGroupGloo
-            options = gloo._Options()
-            # All ranks are on this machine: nothing listens on its other addresses.
-            options._devices = [gloo.create_device(hostname=LOOPBACK)]
-            options._timeout = FOREVER
-            joined = gloo(*place, options)
-        return joined
+            return nccl(*place, nccl.Options())
+        gloo = _DISTRIBUTED.ProcessGroupGloo
+        options = gloo._Options()
+        # All ranks are on this machine: nothing listens on its other addresses.
+        options._devices = [gloo.create_device(hostname=LOOPBACK)]
+        options._timeout = FOREVER
+        return gloo(*place, options)
 
-    def _wait(self, start: Callable[[Collectives], Any]) -> None:
+    def _wait(self, start: Callable[[Any], Any]) -> None:
         assert self._joined is not None, "the ranks are not connected yet"  # noqa: S101
         try:
             start(self._joined).wait()

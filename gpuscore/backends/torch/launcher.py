@@ -154,10 +154,12 @@ class PlainLauncher(Launcher):
         wanted = wanted_rows(batch)
         if len(wanted) == 0:
             return row_scores(batch, logits.cpu().numpy(), [])
-        statistics = self._by_rows(
-            lambda rows: _without_none(self._head.statistics(hidden, weight, rows, batch.num_top)),
-            self._to_device(wanted),
-        )
+
+        def of_rows(rows: Tensor) -> tuple[Tensor, ...]:
+            found = self._head.statistics(hidden, weight, rows, batch.num_top)
+            return tuple(values for values in found if values is not None)
+
+        statistics = self._by_rows(of_rows, self._to_device(wanted))
         return row_scores(
             batch, logits.cpu().numpy(), [values.cpu().numpy() for values in statistics]
         )
@@ -204,10 +206,6 @@ def row_scores(
     top_ids, top_logits = (part.reshape(-1, batch.num_top) for part in statistics[1:])
     best = top_logits.astype(np.float32, copy=False)
     return RowScores(logits, lse, top_ids.astype(np.int32, copy=False), best)
-
-
-def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    return tuple(value for value in values if value is not None)
 
 
 class ShardedVocabulary:

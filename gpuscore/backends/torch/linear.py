@@ -99,7 +99,8 @@ class Products:
         q, scale = self._quantize(x)
         y = _onednn(q, linear)
         if x.dtype == torch.float32:
-            return _scaled_in_place(y, scale, linear.bias)
+            y *= scale[:, None]  # in place, without a second tensor
+            return y if linear.bias is None else y.add_(linear.bias)
         product: Tensor = self._scaled(y, scale, linear.bias, x.dtype)
         return product
 
@@ -190,12 +191,6 @@ def _dense(linear: DenseLinear, x: Tensor) -> Tensor:
         weight = weight.to_dense()  # the reference of the check at start has rows in float32
     bias = None if bias is None else bias.to(x.dtype)
     return functional.linear(x, weight.to(x.dtype), bias)
-
-
-def _scaled_in_place(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the product times scales plus bias in float32, in place, without a second tensor."""
-    y *= scale[:, None]
-    return y if bias is None else y.add_(bias)
 
 
 def _onednn(q: Tensor, linear: PackedLinear) -> Tensor:

@@ -1,9 +1,8 @@
 """Reads `DecoderWeights` from a model directory. safetensors only: no pickle, no remote code."""
 
 import math
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,12 +28,6 @@ from gpuscore.backends.torch.linear import (
 from gpuscore.backends.torch.mixture import DenseExperts, MixtureWeights, why_not_grouped
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized import spread
-
-
-class ReadPart(Protocol):
-    """Reads a part of one layer, or of one of its experts; None if the layer has no such part."""
-
-    def __call__(self, part: str, expert: int | None = None) -> Tensor | None: ...
 
 
 class WeightFormat(NamedTuple):
@@ -98,18 +91,17 @@ class Checkpoint:
 
     def _layer(self, index: int) -> LayerWeights:
         self.files.reopen()
-        read = partial(self._part, index)
         linear = self.architecture.config.is_linear(index)
         return LayerWeights(
-            input_norm=_required(read, "input_norm"),
+            input_norm=self._required(index, "input_norm"),
             qkv=self._linear(index, *DELTA_PARTS) if linear else self._qkv(index),
             q_norm=self._norm_of_heads(index, "q_norm"),
             k_norm=self._norm_of_heads(index, "k_norm"),
             o=self._linear(index, "delta_o") if linear else self._summed(self._linear(index, "o")),
-            post_attention_norm=read("post_attention_norm"),
-            mlp_norm=_required(read, "mlp_norm"),
-            mlp=self._mlp(read, index),
-            post_mlp_norm=read("post_mlp_norm"),
+            post_attention_norm=self._part(index, "post_attention_norm"),
+            mlp_norm=self._required(index, "mlp_norm"),
+            mlp=self._mlp(index),
+            post_mlp_norm=self._part(index, "post_mlp_norm"),
             delta=self._delta(index) if linear else None,
         )
 
@@ -131,12 +123,12 @@ class Checkpoint:
         weight = self._part(index, part)
         return weight if weight is None else self._paired(weight)
 
-    def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights:
+    def _mlp(self, index: int) -> MlpWeights | MixtureWeights:
         mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
             in_int8 = self.precision == "int8"
-            made = self._linears(mixture, index) if in_int8 else self._experts(read, mixture)
-            return MixtureWeights(mixture, _required(read, "router"), made, self.group)
+            made = self._linears(mixture, index) if in_int8 else self._experts(mixture, index)
+            return MixtureWeights(mixture, self._required(index, "router"), made, self.group)
         return MlpWeights(
             gate_up=self._linear(index, "gate", "up"),
             down=self._summed(self._linear(index, "down")),
@@ -216,7 +208,7 @@ class Checkpoint:
         tensor = (weight.float() * every).to(self.dtype)
         return _finite(f"tensor {name}, times its scale,", tensor).to(self.device)
 
-    def _experts(self, read: ReadPart, mixture: Mixture) -> DenseExperts:
+    def _experts(self, mixture: Mixture, index: int) -> DenseExperts:
         """Read experts directly into the stacked tensors, so that they are not in memory twice."""
         shard = ALL if self.group is None else self.group.shard
         config = shard.part_of(self.architecture.config)
@@ -226,9 +218,9 @@ class Checkpoint:
         gate_up = torch.empty(count, 2 * gate[0], gate[1], dtype=self.dtype, device=self.device)
         down_all = torch.empty(count, *down, dtype=self.dtype, device=self.device)
         for expert in range(count):
-            gate_up[expert, : gate[0]] = _required(read, "expert_gate", expert)
-            gate_up[expert, gate[0] :] = _required(read, "expert_up", expert)
-            down_all[expert] = _required(read, "expert_down", expert)
+            gate_up[expert, : gate[0]] = self._required(index, "expert_gate", expert)
+            gate_up[expert, gate[0] :] = self._required(index, "expert_up", expert)
+            down_all[expert] = self._required(index, "expert_down", expert)
         grouped = why_not_grouped(config, self.device, self.dtype) is None
         return DenseExperts(gate_up, down_all, grouped)
 
@@ -255,6 +247,12 @@ class Checkpoint:
             return self._tensor(part, name)
         return self._dequantised(name, self.files.tensor(part, name), scale)
 
+    def _required(self, index: int, part: str, expert: int | None = None) -> Tensor:
+        tensor = self._part(index, part, expert)
+        if tensor is None:
+            raise ConfigError(f"the weight table has no name for {part}")
+        return tensor
+
     def _tensor(self, part: str, name: str) -> Tensor:
         return self._converted(name, self.files.tensor(part, name))
 
@@ -268,11 +266,4 @@ def _finite(what: str, tensor: Tensor) -> Tensor:
     # NaN passes through both. Ten times as fast as `isfinite` of every element.
     if not all(math.isfinite(end) for end in torch.aminmax(tensor)):
         raise ConfigError(f"{what} holds NaN or infinity in {tensor.dtype}")
-    return tensor
-
-
-def _required(read: ReadPart, part: str, expert: int | None = None) -> Tensor:
-    tensor = read(part, expert)
-    if tensor is None:
-        raise ConfigError(f"the weight table has no name for {part}")
     return tensor

@@ -114,14 +114,12 @@ def _meaning(error: Exception, device: torch.device) -> Exception | None:
         return OutOfMemory(text)
     if isinstance(error, RuntimeError) and any(phrase in text for phrase in _OUT_OF_MEMORY):
         return OutOfMemory(text)
-    if isinstance(error, torch.AcceleratorError) or _is_fatal(text):
+    from_cuda = any(phrase in text for phrase in _FROM_CUDA)
+    fatal = from_cuda and any(phrase in text for phrase in _FATAL)
+    if isinstance(error, torch.AcceleratorError) or fatal:
         return DeviceLost(text)
     reason = _lost(device)
     return None if reason is None else DeviceLost(f"{text}; the device then said: {reason}")
-
-
-def _is_fatal(text: str) -> bool:
-    return any(phrase in text for phrase in _FROM_CUDA) and any(phrase in text for phrase in _FATAL)
 
 
 def _lost(device: torch.device) -> str | None:

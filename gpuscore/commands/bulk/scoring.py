@@ -37,6 +37,7 @@ GROUP_ROWS = 2048  # most rows of one request
 # Most characters of one request, for each token of a batch: about two batches, so that results come
 # in steps of seconds on a slow machine, too.
 GROUP_TEXT = 8
+ALIKE = 256  # first characters that rows of one request have in common, if others have them, too
 BATCHES = 8  # full batches of tokens in flight, for each replica, so that it always has a choice
 MOST_LOSSES = 3  # of engines, after which a request counts as their cause
 PAUSE = 0.2  # seconds until a request that was lost is sent again
@@ -71,10 +72,6 @@ class Unit:
     def request(self) -> ScoreRequest | None:
         """The request for the engine; None if it need not be asked."""
         return None if isinstance(self.made, GpuscoreError) else self.made.request
-
-    @property
-    def tokens(self) -> int:
-        return 0 if self.request is None else self.request.num_tokens
 
     def answer(self, result: ScoreResult | None) -> bytes:
         """Return the server's answer; raise GpuscoreError if there is no request."""
@@ -230,8 +227,8 @@ Task: TypeAlias = TableTask | RequestTask
 
 def grouped(rows: Sequence[TextRow], task: Task) -> Iterator[Sequence[TextRow]]:
     """Yield the rows that go into one request each: rows that share a query, or, to save requests,
-    rows that each have a query of their own; in the order of their texts, so that rows which begin
-    alike stand together."""
+    rows that each have a query of their own, and of these, rows that begin alike: what all rows of
+    a request begin with is computed once."""
     builder, limits = task.model.prompts.builder, task.model.engine.limits
     most_rows, most_text = min(GROUP_ROWS, builder.limits.max_items), GROUP_TEXT * limits.max_tokens
     # With a fixed cut, a row's bits depend on the query that its request shares, which must not
@@ -239,10 +236,14 @@ def grouped(rows: Sequence[TextRow], task: Task) -> Iterator[Sequence[TextRow]]:
     mixes = not builder.backend.deterministic_chunk
     uses = Counter(row.query for row in rows)
 
-    def shared(row: TextRow) -> str:
-        return "" if mixes and uses[row.query] == 1 else row.query
+    starts = {row: (row.query + row.item)[:ALIKE] for row in rows}
+    alike = Counter(start for start in starts.values() if len(start) == ALIKE)
 
-    for query, run in groupby(sorted(rows, key=lambda row: (shared(row), row)), shared):
+    def shared(row: TextRow) -> tuple[str, str]:
+        query = "" if mixes and uses[row.query] == 1 else row.query
+        return query, starts[row] if not query and alike[starts[row]] > 1 else ""
+
+    for (query, _), run in groupby(sorted(rows, key=lambda row: (shared(row), row)), shared):
         group: list[TextRow] = []
         size = 0
         for row in run:
@@ -274,14 +275,13 @@ class Scoring:
         self._engine, self._task = model.engine, task
         self._work, self._scored = work, scored
         self._most_tokens = BATCHES * model.replicas * model.engine.limits.max_tokens
-        self._flying: dict[Future[ScoreResult], Unit] = {}
+        self._flying: dict[Future[ScoreResult], tuple[Unit, int]] = {}
         self._tokens = 0  # in flight
         self._again: deque[Unit] = deque()
         self._done: SimpleQueue[Future[ScoreResult] | Exception] = SimpleQueue()
         self._parts: dict[int, list[Result]] = {}  # that are being scored
         self._kept = time.monotonic()
-        watcher = threading.Thread(target=self._watch, args=(model.wait_ended,), daemon=True)
-        watcher.start()
+        threading.Thread(target=self._watch, args=(model.wait_ended,), daemon=True).start()
 
     def _watch(self, wait_ended: Callable[[], None]) -> None:
         """Pass on that the engine has failed for good; runs in a thread."""
@@ -336,8 +336,8 @@ class Scoring:
             self._take(unit, None)
         elif self._engine.alive:
             (future,) = self._engine.score_all([unit.request])
-            self._flying[future] = unit
-            self._tokens += unit.tokens
+            self._flying[future] = unit, unit.request.num_tokens
+            self._tokens += unit.request.num_tokens
             future.add_done_callback(self._done.put)
         else:  # until it is started again
             self._again.append(unit)
@@ -351,8 +351,8 @@ class Scoring:
             return
         if isinstance(answer, Exception):
             raise answer
-        unit = self._flying.pop(answer)
-        self._tokens -= unit.tokens
+        unit, tokens = self._flying.pop(answer)
+        self._tokens -= tokens
         self._take(unit, answer)
 
     def _take(self, unit: Unit, answer: "Future[ScoreResult] | None") -> None:

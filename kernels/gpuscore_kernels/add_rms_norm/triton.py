@@ -12,17 +12,6 @@ MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 
 
 @triton.jit
-def normed_row(value, weight, columns, eps, WIDTH: tl.constexpr, ONE_PLUS: tl.constexpr):
-    """Return the norm of a row [BLOCK], with 0 behind its end, rounded to the weight's dtype."""
-    wide = value.to(tl.float32)
-    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
-    scale = tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-    if ONE_PLUS:
-        scale = 1.0 + scale
-    return (wide * scale).to(weight.dtype.element_ty)
-
-
-@triton.jit
 def add_rms_norm_kernel(
     x,
     delta,
@@ -45,18 +34,19 @@ def add_rms_norm_kernel(
         added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
         value = value.to(tl.float32) + added.to(tl.float32)
         tl.store(total + row * WIDTH + columns, value, mask=inside)
-    result = normed_row(value, weight, columns, eps=eps, WIDTH=WIDTH, ONE_PLUS=ONE_PLUS)
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if ONE_PLUS:
+        scale = 1.0 + scale
+    result = (wide * scale).to(weight.dtype.element_ty)
     tl.store(normed + row * WIDTH + columns, result, mask=inside)
-
-
-def _constants(width: int, has_delta: bool, one_plus: bool) -> dict[str, int]:
-    block = next_power_of_two(width)
-    return {"WIDTH": width, "BLOCK": block, "HAS_DELTA": has_delta, "ONE_PLUS": one_plus}
 
 
 @chosen_once
 def _launch(width: int, has_delta: bool, one_plus: bool) -> CachedLaunch:
-    constants = _constants(width, has_delta, one_plus)
+    block = next_power_of_two(width)
+    constants = {"WIDTH": width, "BLOCK": block, "HAS_DELTA": has_delta, "ONE_PLUS": one_plus}
     return row_launch(add_rms_norm_kernel, constants, dtypes=(0, 2))
 
 

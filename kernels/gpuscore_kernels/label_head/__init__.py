@@ -63,11 +63,19 @@ def label_logits(
     Returns:
         float [L]. Each is one dot product, so it does not depend on the other rows.
     """
-    if impl == "reference":
-        return _label_logits(hidden, weight, rows, label_ids, softcap=softcap)
-    from gpuscore_kernels.label_head import triton
+    if impl == "triton":
+        from gpuscore_kernels.label_head import triton
 
-    return triton.label_logits(hidden, weight, rows, label_ids, softcap=softcap)
+        return triton.label_logits(hidden, weight, rows, label_ids, softcap=softcap)
+    compute = torch.promote_types(hidden.dtype, torch.float32)
+    logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
+    step = _power_of_two(MAX_TILE // hidden.shape[1])
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        left = hidden.index_select(0, rows[part]).to(compute)
+        right = weight.index_select(0, label_ids[part]).to(compute)
+        logits[part] = _capped((left * right).sum(dim=1), softcap)
+    return logits
 
 
 def vocab_statistics(
@@ -103,40 +111,11 @@ def vocab_statistics(
     """
     if not 0 <= num_top <= MAX_TOP:
         raise ValueError(f"{num_top} top tokens, the limit is {MAX_TOP}")
-    if impl == "reference":
-        if rows is not None:
-            hidden = hidden.index_select(0, rows)
-        return _vocab_statistics(hidden, weight, num_top, softcap, products=products)
-    from gpuscore_kernels.label_head import triton
+    if impl == "triton":
+        from gpuscore_kernels.label_head import triton
 
-    return triton.vocab_statistics(hidden, weight, rows, num_top, softcap=softcap)
-
-
-def _label_logits(
-    hidden: Tensor,
-    weight: Tensor,
-    rows: Tensor,
-    label_ids: Tensor,
-    softcap: float | None,
-) -> Tensor:
-    compute = torch.promote_types(hidden.dtype, torch.float32)
-    logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
-    step = _power_of_two(MAX_TILE // hidden.shape[1])
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        left = hidden.index_select(0, rows[part]).to(compute)
-        right = weight.index_select(0, label_ids[part]).to(compute)
-        logits[part] = _capped((left * right).sum(dim=1), softcap)
-    return logits
-
-
-def _vocab_statistics(
-    hidden: Tensor,
-    weight: Tensor,
-    num_top: int,
-    softcap: float | None,
-    products: Products | None,
-) -> VocabStatistics:
+        return triton.vocab_statistics(hidden, weight, rows, num_top, softcap=softcap)
+    hidden = hidden if rows is None else hidden.index_select(0, rows)
     num_rows, width = hidden.shape
     compute = torch.promote_types(hidden.dtype, torch.float32)
     lse = torch.full((num_rows,), -torch.inf, dtype=compute, device=hidden.device)
@@ -147,12 +126,12 @@ def _vocab_statistics(
     for v0 in range(0, weight.shape[0], vocab_step):
         tile = weight[v0 : v0 + vocab_step]  # [v, E]
         for n0 in range(0, num_rows, row_step):
-            rows = slice(n0, n0 + row_step)
-            logits = _capped(multiply(hidden[rows], tile), softcap)  # [n, v]
-            lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
+            part = slice(n0, n0 + row_step)
+            logits = _capped(multiply(hidden[part], tile), softcap)  # [n, v]
+            lse[part] = torch.logaddexp(lse[part], torch.logsumexp(logits, dim=1))
             if num_top:
                 values, ids = _largest(logits, min(num_top, logits.shape[1]))
-                best[rows], best_ids[rows] = _merged(best[rows], best_ids[rows], values, ids + v0)
+                best[part], best_ids[part] = _merged(best[part], best_ids[part], values, ids + v0)
     return VocabStatistics(lse, *((best_ids, best) if num_top else (None, None)))
 
 

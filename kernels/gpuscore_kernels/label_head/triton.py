@@ -104,14 +104,6 @@ def label_logits_kernel(
     tl.store(out + label, logit)
 
 
-def top_constants(top: int) -> dict[str, int]:
-    """Return the compile-time arguments of kernels that keep this many best tokens.
-
-    TOP_COLUMNS is 0 if the kernels need no lists of best tokens.
-    """
-    return {"TOP": top, "TOP_COLUMNS": next_power_of_two(top) if top > 1 else 0}
-
-
 @triton.jit
 def no_best(ROWS: tl.constexpr, TOP: tl.constexpr, TOP_COLUMNS: tl.constexpr):
     """Return logits and ids, each [ROWS, TOP_COLUMNS], of rows without any token yet.
@@ -277,7 +269,9 @@ def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
 
 @chosen_once
 def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: int) -> CachedLaunch:
-    own = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap} | top_constants(top)
+    columns = next_power_of_two(top) if top > 1 else 0  # 0: no lists of best tokens
+    best = {"TOP": top, "TOP_COLUMNS": columns}
+    own = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, **best}
     return CachedLaunch(
         slice_statistics_kernel,
         own | config.sizes(),

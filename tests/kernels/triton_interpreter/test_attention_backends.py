@@ -52,8 +52,8 @@ def batches(page_size):
     yield pack([Segment(query[:19], 0, 0, slots=slots)], [Prefix(0, pages)])
     items = [random_ids(rng, n) for n in (1, 5, 18)]
     segments = [Segment(query[19:], 19, 0)]
-    segments += item_segments(items, 40, 0, 0, [3, 17])
-    segments += item_segments([other], 0, 1, -1, [3, 17])
+    segments += item_segments(items, 40, 0, 0, labels=[3, 17])
+    segments += item_segments([other], 0, 1, -1, labels=[3, 17])
     yield pack(segments, [Prefix(19, pages), Prefix(0, pages[:0])])
 
 

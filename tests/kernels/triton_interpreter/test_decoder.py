@@ -62,7 +62,7 @@ def batches(page_size):
     first = Segment(query[:4], 0, 0, slots=slots, states=[(4, 0)])
     yield pack([first], [Prefix(0, pages)])
     items = [random_ids(rng, n) for n in (1, 3)]
-    segments = [Segment(query[4:], 4, 0), *item_segments(items, 8, 0, 0, LABELS)]
+    segments = [Segment(query[4:], 4, 0), *item_segments(items, 8, 0, 0, labels=LABELS)]
     yield pack(segments, [Prefix(4, pages, 0)], num_top=1)
 
 

@@ -57,7 +57,7 @@ def error(
 ):
     """Return the relative error."""
     batch = tree() if sizes == TREE else requests(*sizes, page_size=PAGE, num_pages=PAGES)
-    operands = inputs(batch, PAGE, PAGES, heads, dim, dtype, DEVICE)
+    operands = inputs(batch, PAGE, PAGES, heads, dim=dim, dtype=dtype, device=DEVICE)
     tiles = table_of(batch, config, heads, window=window, rows=rows)
     q = operands.q if rows is None else operands.q[torch.from_numpy(rows).long()]
     options = {"scale": scale, "softcap": softcap, "config": config}
@@ -132,7 +132,7 @@ def test_scored_rows_only():
 
 def test_no_rows():
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
-    operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
+    operands = inputs(batch, PAGE, PAGES, HEADS, dim=16, dtype=torch.float32, device=DEVICE)
     tiles = table_of(batch, CONFIG, HEADS, rows=np.empty(0, np.int32))
     _, k, v, *pool = operands.all()
     out = extend_attention((operands.q[:0], k, v), pool, tiles, scale=1.0, config=CONFIG)
@@ -167,7 +167,7 @@ def item_bits(config, window, request, item):
     generator = torch.Generator().manual_seed(3)
     prefix = torch.randn(2, cached + query, 1, 16, generator=generator)
     own = torch.randn(3, 21, 2, 16, generator=generator)
-    operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32)
+    operands = inputs(batch, PAGE, PAGES, HEADS, dim=16, dtype=torch.float32)
     slots = [batch.page_table[0, i // PAGE] * PAGE + i % PAGE for i in range(cached)]
     for side, pool in enumerate((operands.pool_k, operands.pool_v)):
         pool[:, slots] = prefix[side, :cached].transpose(0, 1)

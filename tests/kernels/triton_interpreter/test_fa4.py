@@ -55,10 +55,10 @@ class Layer:
         self.config = heads_alone(2 * group, 2, head_dim)
         try:
             if not INTERPRETED:
-                choose_attention("fa4", self.config, self.device, DTYPE, False)
+                choose_attention("fa4", self.config, self.device, DTYPE, deterministic=False)
         except ConfigError as error:
             pytest.skip(str(error))
-        self.pool = KVPool(self.config, NUM_PAGES, PAGE, DTYPE, self.device)
+        self.pool = KVPool(self.config, NUM_PAGES, PAGE, DTYPE, device=self.device)
         names = fa4.HopperAttention.__init__.__globals__
         with mock.patch.dict(names, {"load": lambda *sizes: kernel} if INTERPRETED else {}):
             self.attention = fa4.HopperAttention(self.config, self.pool)
@@ -89,17 +89,14 @@ class Layer:
 
     def run(self):
         """Return the rows of a layer and those of the last layer."""
-        made, tokens, config = (
-            self.attention.on_device(self.places, self.words),
-            *self.qkv.shape[:1],
-            self.config,
-        )
+        made = self.attention.on_device(self.places, self.words)
+        tokens, config = len(self.qkv), self.config
         heads = QkvHeads(config.num_heads, config.num_kv_heads)
         angle = torch.zeros(tokens, config.head_dim // 2, device=self.device)
         kept = torch.full((tokens,), -1, dtype=torch.int32, device=self.device)
         pages = Pages(*self.pool.layers[0], kept, made.read)
         project = by_torch if INTERPRETED else qk_norm_rope_store
-        q, k, v = project(self.qkv, angle.cos(), angle.sin(), heads, pages)
+        q, k, v = project(self.qkv, angle.cos(), angle.sin(), heads, pages=pages)
         return made.run(0, q.contiguous(), k, v), made.run(1, q[self.scored], k, v)
 
     def check(self, batch, got, rows):

@@ -164,12 +164,12 @@ def batches(page_size):
         chunk = Segment(query[start:end], start, 0, slots=slots, states=[(end - start, 3)])
         yield pack([chunk], [Prefix(start, pages, 3 if start else -1)])
     items = [random_ids(rng, n) for n in (1, 5)]
-    behind = item_segments(items, 20, 0, 0, LABELS)
+    behind = item_segments(items, 20, 0, 0, labels=LABELS)
     yield pack([Segment(query[16:], 16, 0), *behind], [Prefix(16, pages, 3)], num_top=1)
-    other = item_segments([random_ids(rng, 3)], 0, 1, -1, LABELS[:1])
-    alone = item_segments([query[16:], query[16:18]], 16, 0, -1, LABELS)
+    other = item_segments([random_ids(rng, 3)], 0, 1, -1, labels=LABELS[:1])
+    alone = item_segments([query[16:], query[16:18]], 16, 0, -1, labels=LABELS)
     yield pack([*alone, *other], [Prefix(16, pages, 3), Prefix(0, pages[:0])])
-    many = item_segments([random_ids(rng, 3) for _ in range(5)], 16, 0, -1, LABELS)
+    many = item_segments([random_ids(rng, 3) for _ in range(5)], 16, 0, -1, labels=LABELS)
     yield replace(pack(many, [Prefix(16, pages, 3)]), need_lse=np.arange(5) % 2 == 0)
 
 

@@ -33,7 +33,7 @@ def make(rows, vocab, width, dtype, softcap=None):
 )
 @pytest.mark.parametrize("num_top", [1, 2, MAX_TOP])
 def test_statistics(rows, vocab, width, softcap, dtype, num_top):
-    hidden, weight, logits = make(rows, vocab, width, dtype, softcap)
+    hidden, weight, logits = make(rows, vocab, width, dtype, softcap=softcap)
     lse, top, top_logits = vocab_statistics(
         hidden, weight, num_top=min(num_top, vocab), softcap=softcap, impl="triton"
     )
@@ -62,7 +62,7 @@ def test_chosen_rows_and_their_bits():
 @pytest.mark.parametrize("softcap", [None, 20.0])
 @pytest.mark.parametrize("width", [1, 17, 1111])
 def test_label_logits_are_ragged(width, softcap, dtype):
-    hidden, weight, logits = make(5, 63, width, dtype, softcap)
+    hidden, weight, logits = make(5, 63, width, dtype, softcap=softcap)
     touched = [62, 0, 62, 5, 7, 7, 31]
     poisoned = torch.full_like(weight, torch.nan)  # only the labels' rows are read
     poisoned[touched] = weight[touched]

@@ -29,12 +29,12 @@ from support.slow import slow
 from support.token_ids import random_ids
 
 importlib.import_module("gpuscore_kernels.delta_net.triton")  # sets `delta_net.triton`
-SMALL = DeltaNet(1, 2, 4, 4, 7, (True,))
+SMALL = DeltaNet(1, 2, 4, 4, kernel=7, layers=(True,))
 
 
 def layer(rng, batch, net=NET, sharp=False):
     run = on_torch(compiler, torch.device(DEVICE), "triton")
-    compare(rng, with_states(rng, batch), run, net, sharp)
+    compare(rng, with_states(rng, batch), run, net, sharp=sharp)
 
 
 @pytest.mark.parametrize(("seed", "net"), [(0, NET), *slow((1, NET), (3, SMALL))])
@@ -46,8 +46,9 @@ def test_random_trees(seed, net):
 def test_rows_that_overwrite_each_other():
     """Keys are almost alike and nothing decays: an inverse by powers would lose all digits."""
     rng = np.random.default_rng(0)
-    segments = [Segment(int32([0] * 70), 0, 0), *item_segments([[0] * 40] * 2, 70, 0, 0, [1])]
-    layer(rng, pack(segments, [Prefix(0, NO_PAGES)]), DeltaNet(1, 1, 12, 20, 4, (True,)), True)
+    items = item_segments([[0] * 40] * 2, 70, 0, 0, labels=[1])
+    batch = pack([Segment(int32([0] * 70), 0, 0), *items], [Prefix(0, NO_PAGES)])
+    layer(rng, batch, DeltaNet(1, 1, 12, 20, kernel=4, layers=(True,)), True)
 
 
 def rule(walks, heads=(2, 3), sizes=(12, 20), changed=slice(0), dtype=torch.float32):
@@ -154,8 +155,9 @@ def test_the_convolution(dtype):
     mixed = between_nans(randn(rows, columns, dtype=dtype))
     kept, weight = randn(2, 3, columns, dtype=dtype), randn(4, columns)
     places = torch.arange(rows * 3, device=DEVICE).view(rows, 3).int() * 7 % (rows + 7) - 7
-    got = delta_net.triton.convolve(mixed, kept, places, weight, keys, size)
-    expected = plain.convolve(mixed.double(), kept.double(), places, weight.double(), keys, size)
+    got = delta_net.triton.convolve(mixed, kept, places, weight, keys=keys, size=size)
+    wide = mixed.double(), kept.double(), places, weight.double()
+    expected = plain.convolve(*wide, keys, size)
     assert_near(got, expected, dtype)
 
 

@@ -51,7 +51,7 @@ def test_norm_rotation_and_stored_pages(rows, heads, kv_heads, head_dim, norm, d
     slots = [31, -1, 0, 7, 39][:rows]
     pages = poisoned_pages(kv_heads, head_dim, dtype, slots, by_slot=rows == 3)
     of_product = QkvHeads(heads, kv_heads, *weights, 1e-4, norm == "gemma")
-    got = qk_norm_rope_store(qkv, cos, sin, of_product, pages)
+    got = qk_norm_rope_store(qkv, cos, sin, of_product, pages=pages)
     exact = [None if w is None else w.double() for w in weights]
     wide = (x.double() for x in (qkv, cos, sin))
     of_product = replace(of_product, q_norm=exact[0], k_norm=exact[1])

@@ -96,10 +96,6 @@ def attention_factory(name: str, attend: Function, steady: bool) -> Factory:
     return lambda config, pool: TorchAttention(config, pool, attend, steady)
 
 
-def _why_not_torch(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def _why_not_triton(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed here; pip install triton"
@@ -153,7 +149,7 @@ def _why_not_fa4(model: DecoderConfig, device: torch.device, dtype: torch.dtype)
 
 # Why the backend of a name cannot run; None if it can.
 REASONS = {
-    "torch": _why_not_torch,
+    "torch": lambda model, device, dtype: None,
     "triton": _why_not_triton,
     "flashinfer": _why_not_flashinfer,
     "fa4": _why_not_fa4,
