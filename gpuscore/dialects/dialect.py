@@ -136,7 +136,7 @@ class PreparedBody(Generic[BodyT]):
     ) -> Self:
         """Return a body with the tokens of its request; the request is None without items."""
         tokens = 0 if request is None else request.num_prompt_tokens
-        return cls(body, request, tokens, notes, errors)
+        return cls(body, request, tokens, notes=notes, errors=errors)
 
     @property
     def asked(self) -> ScoreRequest:

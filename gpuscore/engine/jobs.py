@@ -332,7 +332,7 @@ def _add_long_chunk(
         if plan.reads is not None:
             rows, own = plan.reads[item].part(first, last)
             labels = _some(plan.label_ids[item][own])
-        add(plan.item_ids[item][first:last], job.cut + first, parent, labels, rows)
+        add(plan.item_ids[item][first:last], job.cut + first, parent, labels, rows=rows)
 
 
 def _state_before(job: Job, base: int, start: int) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import sub
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -170,6 +170,10 @@ def _equal_items(request: ScoreRequest) -> list[list[int]]:
     return list(places.values())
 
 
+# Tokens, with their labels, rows of the answer and scored tokens.
+_Part: TypeAlias = tuple[Int32Array, Int32Array, list[int], Rows]
+
+
 class _Head(NamedTuple):
     """The first item of a family, before beginnings are shared."""
 
@@ -180,8 +184,8 @@ class _Head(NamedTuple):
     is_item: bool = True  # False for a node that is a whole prompt
     reads: Rows | None = None  # the tokens that are scored; None = the last one
 
-    def part(self, start: int, stop: int) -> tuple[Int32Array, Int32Array, list[int], Rows]:
-        """Return tokens, labels, rows of the answer and scored tokens of a part."""
+    def part(self, start: int, stop: int) -> _Part:
+        """Return the tokens `start` to `stop` - 1 and what belongs to them."""
         tokens = self.tokens[start:stop]
         if self.reads is None:
             is_end = stop == len(self.tokens)
@@ -217,7 +221,8 @@ def _heads(
         prompts = prompts_with_nodes(request, item, items[item], limits)
         for number, tokens in enumerate(prompts):
             own = [trie.num_rows * (row + number) for row in rows]
-            heads += _with_nodes(tokens, own, trie, limits, read if len(prompts) == 1 else None)
+            reads_all = read if len(prompts) == 1 else None
+            heads += _with_nodes(tokens, own, trie, limits, reads=reads_all)
     return heads
 
 
@@ -266,12 +271,12 @@ class _Tree:
         and its nodes and the next part continue it.
         """
         if self._trie is None or head.reads is None:
-            self._add(parent, *head.part(depth, len(head.tokens)))
+            self._add(parent, head.part(depth, len(head.tokens)))
             self._add_nodes(head, head.rows)
             return
         for number, place in enumerate(head.reads.places.tolist()):
             rows = [row + number * self._trie.num_rows for row in head.rows]
-            self._add(parent, head.tokens[depth : place + 1], head.labels, rows, NO_ROWS)
+            self._add(parent, (head.tokens[depth : place + 1], head.labels, rows, NO_ROWS))
             depth, parent = place + 1, len(self.items) - 1
             self._add_nodes(head, rows)
 
@@ -286,9 +291,8 @@ class _Tree:
             self.rows += [[row + number for row in rows] for number in nodes]
             self.reads += [NO_ROWS] * len(nodes)
 
-    def _add(
-        self, parent: int, tokens: Int32Array, labels: Int32Array, rows: list[int], reads: Rows
-    ) -> None:
+    def _add(self, parent: int, part: _Part) -> None:
+        tokens, labels, rows, reads = part
         self.items.append(tokens)
         self.labels.append(labels)
         self.parents.append(parent)
@@ -360,7 +364,7 @@ class _Tree:
         heads = self._heads[start : stop if self._read else start + 1]  # others have no rows there
         parts = [head.part(part.start, part.stop) for head in heads]
         tokens, labels, _, reads = parts[0]
-        self._add(parent, tokens, labels, [row for own in parts for row in own[2]], reads)
+        self._add(parent, (tokens, labels, [row for own in parts for row in own[2]], reads))
 
 
 def _common(sequences: Sequence[Int32Array]) -> list[int]:

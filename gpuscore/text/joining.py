@@ -121,7 +121,7 @@ class PromptBuilder:
             token = extraction_id(inputs.extraction, inputs, self.encoder, self.backend)
         if trie is not None or token is not None:  # the last token of a label is not computed
             after = 0 if trie is None else trie.longest - 1
-            before = PromptBuilder(self.encoder, self.backend, self.limits, after, token)
+            before = PromptBuilder(self.encoder, self.backend, self.limits, after, token=token)
         parts = None if inputs.is_text or errors else before._ids_at_once(inputs)
         query, items = before._one_by_one(inputs, errors) if parts is None else parts
         if token is not None:

@@ -65,8 +65,8 @@ def test_a_hundredth_too_much_is_refused(start, monkeypatch, folder, name, famil
     module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
     right = getattr(module, name)
 
-    def off(*arguments):
-        result = right(*arguments)
+    def off(*arguments, **named):
+        result = right(*arguments, **named)
         return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
 
     monkeypatch.setattr(module, name, off)
