@@ -22,7 +22,7 @@ from gpuscore.dialects.answers import (
     TokenizeAnswer,
 )
 from gpuscore.dialects.dialect import list_json, text_bytes, text_json
-from gpuscore.dialects.paths import GENERATING_PATHS
+from gpuscore.dialects.paths import GENERATING_PATHS, TEXT_RANKING_PATH
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
 from support.connections import Connection, check_error, connected
 from support.error_table import covers
@@ -55,8 +55,8 @@ def refusing():
 @pytest.mark.parametrize("name", ANSWERED)
 def test_pieces_are_one_encoding_within_the_bound(demo, refusing, name):
     path, body = ANSWERED[name]
-    kind = PairsAnswer if "queries" in body else KINDS[path]
-    kind = list[RankedText] if "texts" in body else kind
+    kind = PairsAnswer if "queries" in body else KINDS.get(path)
+    kind = list[RankedText] if "texts" in body.get("inputs", body) else kind
     reply = demo.post(path, json=body)
     assert reply.status_code == 200, reply.text
     answer = reply.content
@@ -75,15 +75,17 @@ def test_every_dialect_is_tried():
 
 
 @covers("answer_too_large")
-@pytest.mark.parametrize("path", sorted(set(DIALECT_OF) - set(GENERATING_PATHS)))
+@pytest.mark.parametrize("path", sorted({*DIALECT_OF} - {*GENERATING_PATHS, TEXT_RANKING_PATH}))
 def test_a_large_answer_is_refused(refusing, path):
     reply = refusing.post(path, json=DIALECT_OF[path].example)
     message = check_error(reply, 400, "answer_too_large", None)
     assert re.fullmatch(r"the answer may have \d+ bytes, the limit is 1", message)
 
 
-def test_a_large_answer_is_refused_in_teis_shape(refusing):
-    reply = refusing.post("/rerank", json={"query": "q", "texts": ["a"]})
+@pytest.mark.parametrize("path", ["/rerank", TEXT_RANKING_PATH])
+def test_a_large_answer_is_refused_in_teis_shape(refusing, path):
+    body = {"query": "q", "texts": ["a"]}
+    reply = refusing.post(path, json={"inputs": body} if path == TEXT_RANKING_PATH else body)
     assert (reply.status_code, reply.json()["error_type"]) == (400, "Validation")
     assert "the limit is 1" in reply.json()["error"]
 

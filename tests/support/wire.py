@@ -65,6 +65,10 @@ ANSWERED: dict[str, Asked] = {
         "/rerank", documents=[*texts(70, ODD + "{}"), OBJECT], return_documents=True, **NULL
     ),
     "texts": rerank("/rerank", texts=texts(80, ODD + "{}"), return_text=True),
+    "inputs": (
+        "/pipeline/text-ranking",
+        {"inputs": {"query": "q", "texts": texts(80), "return_text": True}},
+    ),
     "raw texts": rerank("/rerank", texts=["A lamp.", "A rug."], raw_scores=True),
     "echo": complete(
         [[(7 * i + j) % 500 for j in range(40)] for i in range(60)], 0, echo=True, logprobs=20
