@@ -149,7 +149,13 @@ def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody
     candidates, ids = None, body.prompt_logprob_token_ids
     if ids is not None:
         candidates = Candidates.read(ids, body.prompt_logprob_start or 0, prompts, builder.checks)
-    notes = SentPrompts(prompts, texts, builder.encoder, builder.backend.vocab_rows, candidates)
+    notes = SentPrompts(
+        ids=prompts,
+        texts=texts,
+        encoder=builder.encoder,
+        vocab_rows=builder.backend.vocab_rows,
+        candidates=candidates,
+    )
     total = sum(map(len, prompts))
     if not body.asked.every_position and candidates is None:
         request = _next_token(builder, body, prompts) if body.max_tokens else None
@@ -193,7 +199,7 @@ def _rows_of_prompts(
         made = [candidates.rows(prompt, own, *options) for prompt, own in pairs]
         rows, labels = [own for own, _ in made], [ids for _, ids in made]
     top = _num_top(body, builder) if asked.every_position or asked.next_token else 0
-    return request_of(prompts, rows, labels, builder.backend, body.terms, top)
+    return request_of(prompts, rows, labels, builder.backend, terms=body.terms, num_top=top)
 
 
 def _next_token(
@@ -240,7 +246,14 @@ def encode_completion(prepared: PreparedBody[CompletionBody]) -> Iterator[bytes]
     answered = [*map(AnsweredPrompts, places, shared, results)]
     if not options.every_position and not options.next_token:
         answered = []
-    return completion_json(sent, answered, options, prepared.cached_tokens, head, candidates)
+    return completion_json(
+        sent,
+        answered,
+        options,
+        cached_tokens=prepared.cached_tokens,
+        head=head,
+        candidates=candidates,
+    )
 
 
 COMPLETIONS = Dialect(
