@@ -75,8 +75,8 @@ def test_a_defect_is_found_at_start(tiny_model, monkeypatch, owner, name, family
     """A function in C gives a tenth too much; linear layers hide that in bfloat16's rounding."""
     right = getattr(owner, name)
 
-    def off(*arguments):
-        result = right(*arguments)
+    def off(*arguments, **named):
+        result = right(*arguments, **named)
         return result * 1.1 if torch.is_tensor(result) else (*result[:-1], result[-1] * 1.1)
 
     monkeypatch.setattr(owner, name, off)

@@ -27,7 +27,14 @@ def test_the_routes_are_these():
     reranks = ["/infinity/rerank", "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
     refused = ["/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
     tokens = ["/tokenize", "/detokenize", "/v1/completions"]
-    others = ["/classify", "/score", "/v1/classify", "/v1/score", "/v2/rerank"]
+    others = [
+        "/pipeline/text-ranking",
+        "/classify",
+        "/score",
+        "/v1/classify",
+        "/v1/score",
+        "/v2/rerank",
+    ]
     assert posts == sorted([*reranks, *refused, *tokens, *others])
     gets = {path for method, path in routes() if method == "GET"}
     open_gets = {"/livez", "/health", "/ready", "/docs", "/openapi.json", "/", "/status"}

@@ -101,7 +101,9 @@ def test_every_route_reads_them(demo, path):
         headers={"content-type": "application/json", "content-encoding": "gzip"},
     )
     assert reply.status_code == expected.status_code, reply.text
-    assert reply.json().keys() == expected.json().keys()
+    bodies = [answer.json() for answer in (reply, expected)]
+    keys, others = ((body[0] if isinstance(body, list) else body).keys() for body in bodies)
+    assert keys == others
 
 
 def test_over_http(limited, unharmed):

@@ -7,6 +7,7 @@ import re
 import pytest
 from generate.types import structs
 
+from gpuscore.dialects.paths import TEXT_RANKING_PATH
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
 from gpuscore.dialects.wire import openapi_of
 
@@ -100,7 +101,7 @@ def test_values_of_another_kind_are_refused_by_name(demo, path):
                     if answer.status_code != 400 or not told.startswith(name):
                         wrong.append((body["title"], name, value, answer.text))
     assert not wrong
-    assert count > 20 or not dialect.answers
+    assert count > 20 or not dialect.answers or path == TEXT_RANKING_PATH  # a body in its one field
 
 
 def defaults():
