@@ -42,19 +42,19 @@ def extend_attention(
         step = 1 if tiles.shape.is_steady else tile[1]
         for start in range(0, tile[1], step):
             part = slice(start, start + step)
-            seen = visible[part]
-            near = seen.any(0).nonzero()[:, 0]
+            seen, keys, values = visible[part], *sides
+            if step < tile[1]:
+                near = seen.any(0).nonzero()[:, 0]
+                seen = seen[:, near]
+                keys, values = (side[:, near.to(q.device)] for side in sides)
             own_rows = members[QUERY_ROW][part].to(q.device)
-            keys, values = (
-                side if len(near) == len(some) else side[:, near.to(q.device)] for side in sides
-            )
             # Rows of all heads that share keys are multiplied together: [Hkv, rows * group, D].
             by_head = q[own_rows].to(compute).view(-1, len(keys), group, q.shape[2])
             by_head = by_head.transpose(0, 1).flatten(1, 2)
             scores = by_head @ keys.mT * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            hidden = ~seen[:, near].repeat_interleave(group, 0).to(q.device)
+            hidden = ~seen.repeat_interleave(group, 0).to(q.device)
             weights = scores.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
             result = (weights @ values).view(len(keys), -1, group, q.shape[2])
             out[own_rows] = result.transpose(0, 1).flatten(1, 2).to(q.dtype)
