@@ -93,7 +93,7 @@ def test_an_error_found_after_reading_the_settings_is_told_from_every_source(
 
 
 def test_an_error_of_the_engines_process_is_one_sentence():
-    done = run("serve", GPUSCORE_KV_CACHE_SIZE="1")
+    done = run("serve", GPUSCORE_KV_CACHE_SIZE="1", GPUSCORE_PORT="0")
     assert done.returncode == 78
     assert done.stderr.startswith("gpuscore: ")
     assert done.stderr.count("\n") == 1, "one sentence, no traceback"
