@@ -144,7 +144,7 @@ $(TOOLS_VENV)/.installed: tools/requirements.txt
 	@$(TOOLS_VENV)/bin/python $(PIP) 'installing the tools: a minute or two' install -r $<
 	@touch $@
 
-# Attacks, faults and broken models, some 20 minutes on two cores: what may run side by side, then,
+# Attacks, faults and broken models, some seven minutes on two cores: what may run side by side, then,
 # whether or not that failed, what measures how late answers are, unless PART=together. One file of
 # them: .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
 PART ?= all

@@ -32,6 +32,9 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 ITEMS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 ERROR_CODES = sorted({kind.code for kind in GpuscoreError.__subclasses__()})
 BYTES = tuple(4**n for n in range(4, 13))  # 256 to 16 MiB
+LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
+SHOWN = ("code", "items", "prompt_tokens", "cached_tokens", "total_ms")  # on a terminal
+SHOWN_TENANT = 8  # hex digits of the key's hash
 _STAGES = {
     "tokenize": "Text to ids, checks and factoring, with the wait for a thread",
     "queue": "From the arrival in the engine until the first batch was chosen",
@@ -148,11 +151,6 @@ class Metrics:
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
 
-SHOWN_TENANT = 8  # hex digits of the key's hash
-
-
-SHOWN = ("code", "items", "prompt_tokens", "cached_tokens", "total_ms")  # on a terminal
-
 
 def request_line(record: RequestRecord, style: LogFormat = "json") -> bytes:
     """Return a finished request as one line, with its line end."""
@@ -189,9 +187,6 @@ def _fields(record: RequestRecord) -> dict[str, str | float | None]:
     fields["total_ms"] = round(1000 * record.seconds, 3)
     fields["bytes_in"], fields["bytes_out"] = record.bytes_in, record.bytes_out
     return fields
-
-
-LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 
 
 class Operations(Collector):
