@@ -6,8 +6,6 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.errors import GpuscoreError, InvalidRequest, PromptTooLong
-from support.connections import connected
-from support.serving import QUICK, serving
 from support.slow import slow
 
 QUERY = "query: a blue lamp\nitem: "
@@ -21,13 +19,6 @@ MIXTURES = [
 ]
 ALL = dict.fromkeys(range(3), (None, "invalid_request"))
 LABELS = {"labels": ["yes", "no"]}
-
-
-@pytest.fixture(scope="module")
-def http():
-    """A client of a deterministic server, so that answers can be compared bit for bit."""
-    with serving("demo", *QUICK, "--deterministic") as running, connected(running) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +38,8 @@ def places(bad, count):
     return [index for index in range(count) if index not in bad]
 
 
-def ask(http, path, **body):
-    reply = http.post(path, json=body)
+def ask(client, path, **body):
+    reply = client.post(path, json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
@@ -63,12 +54,12 @@ def same_errors(answer, local):
     assert told == [(error.index, error.code, error.message) for error in local.errors]
 
 
-def test_no_bad_items_and_only_bad_items(http):
-    fine = ask(http, "/v1/score", query=QUERY, items=GOOD, on_error="null", **LABELS)
+def test_no_bad_items_and_only_bad_items(deterministic):
+    fine = ask(deterministic, "/v1/score", query=QUERY, items=GOOD, on_error="null", **LABELS)
     assert fine["errors"] == []
-    none = ask(http, "/v1/score", query=QUERY, items=[], on_error="null", **LABELS)
+    none = ask(deterministic, "/v1/score", query=QUERY, items=[], on_error="null", **LABELS)
     assert (none["scores"], none["errors"]) == ([], [])
-    bad = ask(http, "/v1/score", query=[5], items=[None, [10**6]], label_token_ids=[[1], [2, 3]],
+    bad = ask(deterministic, "/v1/score", query=[5], items=[None, [10**6]], label_token_ids=[[1], [2, 3]],
               on_error="null", return_label_mass=True)  # fmt: skip
     assert (bad["scores"], bad["label_mass"]) == ([None, None], [None, None])
     assert [error["code"] for error in bad["errors"]] == [
@@ -76,9 +67,9 @@ def test_no_bad_items_and_only_bad_items(http):
         "token_id_out_of_range",
     ]
     assert bad["usage"]["prompt_tokens"] == 0
-    empty = ask(http, "/v1/score", items=["", "a"], on_error="null", **LABELS)
+    empty = ask(deterministic, "/v1/score", items=["", "a"], on_error="null", **LABELS)
     assert [error["code"] for error in empty["errors"]] == ["empty_prompt"]
-    ranking = ask(http, "/v1/rerank", query="q", documents=[None, LONG], on_error="null")
+    ranking = ask(deterministic, "/v1/rerank", query="q", documents=[None, LONG], on_error="null")
     assert (ranking["results"], len(ranking["errors"])) == ([], 2)
     assert ranking["meta"]["billed_units"] == {"search_units": 0}
 
@@ -102,8 +93,8 @@ def test_no_bad_items_and_only_bad_items(http):
         ),  # fmt: skip
     ],
 )
-def test_errors_of_the_whole_request_stay(http, path, body, code, param):
-    reply = http.post(path, json={"on_error": "null"} | body)
+def test_errors_of_the_whole_request_stay(deterministic, path, body, code, param):
+    reply = deterministic.post(path, json={"on_error": "null"} | body)
     assert reply.status_code in (400, 404), reply.text
     error = reply.json()["error"]
     if isinstance(error, str):  # TEI's
@@ -113,24 +104,24 @@ def test_errors_of_the_whole_request_stay(http, path, body, code, param):
     assert error["param"] == param
 
 
-def test_documents_that_are_objects(http):
+def test_documents_that_are_objects(deterministic):
     documents = [{"title": "lamp"}, {"title": "rug", "text": "A blue lamp."}, {"text": 7}, "lamp"]
-    answer = ask(http, "/infinity/rerank", query="lamp", documents=documents, on_error="null")
+    answer = ask(deterministic, "/infinity/rerank", query="lamp", documents=documents, on_error="null")
     assert {entry["index"] for entry in answer["results"]} == {1, 3}
     assert [error["index"] for error in answer["errors"]] == [0, 2]
 
 
 @pytest.mark.parametrize("bad", [MIXTURES[0], *slow(MIXTURES[1]), MIXTURES[2]])
-def test_pairs_over_http(http, scorer, bad):
+def test_pairs_over_http(deterministic, scorer, bad):
     documents = mixed(bad)
     queries = [f"a blue {'lamp' if index % 2 else 'rug'}" for index in range(len(documents))]
     if len(bad) == 1:  # the query is what is wrong
         (index,) = bad
         documents[index], queries[index] = "lamp", LONG
     left = places(bad, len(documents))
-    answer = ask(http, "/v1/score", queries=queries, documents=documents, on_error="null")
+    answer = ask(deterministic, "/v1/score", queries=queries, documents=documents, on_error="null")
     good = {"queries": [queries[i] for i in left], "documents": [documents[i] for i in left]}
-    alone = ask(http, "/v1/score", **good)
+    alone = ask(deterministic, "/v1/score", **good)
     assert [answer["data"][i]["score"] for i in left] == [entry["score"] for entry in alone["data"]]
     assert [entry["index"] for entry in answer["data"]] == list(range(len(documents)))
     assert all(answer["data"][i]["score"] is None for i in bad)
@@ -142,14 +133,14 @@ def test_pairs_over_http(http, scorer, bad):
 
 
 @pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *slow(MIXTURES[1]), MIXTURES[2], *slow(ALL)])
-def test_the_server_and_the_scorer(http, scorer, bad):
+def test_the_server_and_the_scorer(deterministic, scorer, bad):
     options = {"on_error": "null"}
     good = GOOD if len(bad) != 3 or 5 in bad else []
     items = mixed(bad, good)
     left = places(bad, len(items))
     local = scorer.score(QUERY, items, logprobs=True, **LABELS, **options)
     wanted = {"return_label_logprobs": True, "return_label_mass": True} | LABELS | options
-    remote = ask(http, "/v1/score", query=QUERY, items=items, **wanted)
+    remote = ask(deterministic, "/v1/score", query=QUERY, items=items, **wanted)
     alone = scorer.score(QUERY, good, logprobs=True, **LABELS)
     assert local.scores.shape == (len(items), 2)
     for name, there in (("scores",) * 2, ("logprobs", "label_logprobs"), ("label_mass",) * 2):
@@ -161,7 +152,7 @@ def test_the_server_and_the_scorer(http, scorer, bad):
     assert local.prompt_tokens == remote["usage"]["prompt_tokens"] == alone.prompt_tokens
     same_errors(remote, local)
     ranked = scorer.rerank("lamp", items, 2, **options)
-    answer = ask(http, "/v1/rerank", query="lamp", documents=items, top_n=2, **options)
+    answer = ask(deterministic, "/v1/rerank", query="lamp", documents=items, top_n=2, **options)
     assert [entry["index"] for entry in answer["results"]] == ranked.indices.tolist()
     same([entry["relevance_score"] for entry in answer["results"]], ranked.scores)
     same_errors(answer, ranked)
