@@ -63,9 +63,10 @@ def page_of_other_flags() -> str:
     return page(
         "Flags of other servers",
         "What flags of vLLM, SGLang and TEI are called here, or why there are none. "
-        "`gpuscore serve` says the same when it gets one. These are the same everywhere: `--dtype`, `--device`, "
-        "`--host`, `--port`, `--max-model-len`, `--max-queued-requests`, `--quantization`, "
-        "`--revision`. [Coming from another server](../how-to/coming-from.md) compares the routes.",
+        "`gpuscore serve` says the same when it gets one. The same everywhere: `--dtype`, "
+        "`--device`, `--host`, `--port`, `--max-model-len`, `--max-queued-requests`, "
+        "`--quantization`, `--revision`. [Coming from another server](../how-to/coming-from.md) "
+        "compares the routes.",
         table(("their flag", "here"), rows),
     )
 
