@@ -147,7 +147,8 @@ class Scorer:
         check_temperature(temperature, softmax)
         mean, names = is_mean(options), label_names(options)
         errors = ItemErrors() if check_on_error(options["on_error"]) else None
-        asked = text_or_ids(query, "query")
+        asked, extraction = text_or_ids(query, "query"), options["extraction_token_id"]
+        extraction = self._prompts.step_token if extraction is None else extraction
         read = _items(items, asked, errors)
         wanted = ScoreInput(
             query=asked,
@@ -157,7 +158,7 @@ class Scorer:
             label_sequences=options["label_sequences"],  # type: ignore[arg-type]
             item_first=options["item_first"],
             need_lse=options["logprobs"] or not softmax,
-            extraction=options["extraction_token_id"],
+            extraction=extraction,
         )
         request = self._prompts.builder.build(wanted, errors)
         failed = errors.listed() if errors else ()
@@ -165,7 +166,7 @@ class Scorer:
             raise InvalidRequest("labels of several tokens have no logits", param="logits")
 
         offsets, left_out, count = None, failed, len(read)
-        if options["extraction_token_id"] is not None:
+        if extraction is not None:
             places = () if request is None or request.readouts is None else request.readouts.places
             rows_of = spread(map(len, places[1:]), failed, len(read))
             offsets = np.cumsum([0, *(rows or 0 for rows in rows_of)])
