@@ -67,7 +67,7 @@ class Plan:
     """
 
     request: ScoreRequest
-    query_ids: Int32Array  # [cut]
+    query_ids: Int32Array
     item_ids: tuple[Int32Array, ...]  # each [>= 1]
     label_ids: tuple[Int32Array, ...]  # one per item, each [>= 0]
     parents: list[int] | None = None  # of each item, -1 = the query; None = all the query

@@ -230,23 +230,23 @@ def a_row_too_early(monkeypatch):
 
 
 def labels_of_the_next_row(monkeypatch):
-    draft = runner.draft_batch
+    build = runner.build_batch
 
     def rolled(*given):
-        batch = draft(*given)
+        batch = build(*given)
         return changed(batch, label_token_ids=np.roll(batch.label_token_ids, 1))
 
-    monkeypatch.setattr(runner, "draft_batch", rolled)
+    monkeypatch.setattr(runner, "build_batch", rolled)
 
 
 def rows_of_the_query(monkeypatch):
-    draft = runner.draft_batch
+    build = runner.build_batch
 
     def earlier(*given):
-        batch = draft(*given)
+        batch = build(*given)
         return changed(batch, score_rows=np.minimum(batch.score_rows, batch.cu_seqlens[1] - 1))
 
-    monkeypatch.setattr(runner, "draft_batch", earlier)
+    monkeypatch.setattr(runner, "build_batch", earlier)
 
 
 @pytest.mark.parametrize("plant", [a_row_too_early, labels_of_the_next_row, rows_of_the_query])
