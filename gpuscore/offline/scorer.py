@@ -25,7 +25,7 @@ from gpuscore.offline.results import (
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.candidates import Candidates, apart, request_of
+from gpuscore.text.candidates import Candidates, apart, candidate_rows, request_of
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_arguments import (
@@ -151,6 +151,9 @@ class Scorer:
         errors = ItemErrors() if check_on_error(options["on_error"]) else None
         checked_query = text_or_ids(query, "query")
         read = _items(items, checked_query, errors)
+        extraction = options["extraction_token_id"]
+        if extraction is None:
+            extraction = self._prompts.step_token
         inputs = ScoreInput(
             query=checked_query,
             items=read,
@@ -159,7 +162,7 @@ class Scorer:
             label_sequences=options["label_sequences"],  # type: ignore[arg-type]
             item_first=options["item_first"],
             need_lse=options["logprobs"] or not softmax,
-            extraction=options["extraction_token_id"],
+            extraction=extraction,
         )
         request = self._prompts.builder.build(inputs, errors)
         failed = errors.listed() if errors else ()
@@ -169,7 +172,7 @@ class Scorer:
         offsets = None
         left_out = failed
         count = len(read)
-        if options["extraction_token_id"] is not None:
+        if extraction is not None:
             places = () if request is None or request.readouts is None else request.readouts.places
             rows_of = spread(map(len, places[1:]), failed, len(read))
             offsets = np.cumsum([0, *(rows or 0 for rows in rows_of)])
@@ -224,10 +227,10 @@ class Scorer:
         builder, asked = self._prompts.builder, ids_or_lists(candidates, "candidates")
         prompts = builder.whole_prompts([token_ids(ids, "ids")], special=False, name="ids")
         chosen = Candidates.read(asked, start, prompts, builder.checks)
-        rows, labels = chosen.rows(prompts[0], prompts[0], every=False, last=False)
+        rows, labels = chosen.rows(prompts[0], prompts[0], every=False)
         request = request_of(prompts, [rows], [labels], builder.backend)
         _, (answered,) = apart(request, self._engine.score(request).result(), every=False)
-        return [*answered.rows(0, len(prompts[0]) - 1 - start)]
+        return [*candidate_rows(answered, prompts[0], start, every=False)]
 
     @takes_options
     def rerank(

@@ -15,7 +15,6 @@ import pytest
 
 from gpuscore.commands.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
 from gpuscore.config import CONFIGS
-from gpuscore.config.flags import other_flags
 from gpuscore.config.options import options
 from gpuscore.config.sources import read_settings
 from gpuscore.errors import GpuscoreError
@@ -23,7 +22,7 @@ from support.pages import HOW_TO, ROOT, TASKS, blocks, compare_numbers, other_ro
 
 COMING, TROUBLE = HOW_TO / "coming-from.md", HOW_TO / "troubleshoot.md"
 GUARD, MANY = TASKS / "guard.md", TASKS / "overnight.md"
-DEVICES = HOW_TO / "flags-by-device.md"
+DEVICES = HOW_TO / "tune.md"
 HERE = "http://127.0.0.1:8000"
 (LABELLED,) = (block for block in blocks(GUARD, "sh") if "labelled.py" in block)
 (CHOSEN,) = (block for block in blocks(GUARD, "text") if block.startswith("threshold "))
@@ -55,19 +54,6 @@ def test_routes_that_are_not_there_are_not(demo):
         "/similarity",
     }
     assert {demo.post(route, json={}).status_code for route in routes} == {404}
-
-
-def test_the_table_of_other_flags_is_what_the_command_says():
-    shown = SECTIONS["Flags"].replace("`", "")
-    rows = [row.strip("| ").split(" | ") for row in shown.splitlines() if row.startswith("| -")]
-    told = {
-        name: here.replace("none: ", "is not supported: ", 1)
-        if here.startswith("none: ")
-        else f"is {here} here"
-        for names, here in rows[1:]
-        for name in names.split(", ")
-    }
-    assert told == other_flags()
 
 
 def test_the_program_instead_of_sentence_transformers(tmp_path, capsys):
@@ -202,7 +188,7 @@ def test_examples_of_errors_get_them(demo):
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-def test_flags_by_device_exist():
+def test_flags_of_the_tuning_page_exist():
     commands = [line for block in blocks(DEVICES, "sh") for line in block.splitlines()]
     served = [shlex.split(line) for line in commands if line.startswith("gpuscore ")]
     assert len(served) >= 8

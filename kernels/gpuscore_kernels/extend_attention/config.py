@@ -44,7 +44,7 @@ class TileConfig:
 MAX_HEAD_DIM = 256
 Row: TypeAlias = Mapping[int, TileConfig]  # by head size, rounded up
 # L4, L40S, RTX PRO 6000, which have 99 KiB of shared memory: the most warps on a multiprocessor, of
-# tiles with at least 32 keys (docs/explanation/device-checks.md).
+# tiles with at least 32 keys (docs/explanation/cuda-runner.md).
 _SMALL = {
     64: TileConfig(64, 32, 16, num_warps=4, num_stages=3),
     128: TileConfig(128, 32, 32, num_warps=8, num_stages=3),
