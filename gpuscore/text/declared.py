@@ -37,7 +37,7 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
     """Raise ConfigError, naming file and key, if transformers would produce other ids.
 
     Args:
-        directory: the model's.
+        directory: the model's directory.
         tokenizer: read from tokenizer.json.
     """
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
@@ -240,6 +240,6 @@ def continuing(tokenizer: Tokenizer) -> Tokenizer | None:
         part["prepend_scheme"] = "never"
     if not first:
         return None
-    made = Tokenizer.from_str(json.dumps(state))
-    made.encode_special_tokens = tokenizer.encode_special_tokens
-    return made
+    changed = Tokenizer.from_str(json.dumps(state))
+    changed.encode_special_tokens = tokenizer.encode_special_tokens
+    return changed

@@ -39,7 +39,7 @@ class ItemError:
     Attributes:
         index: its place in the given list.
         code: the code of the error that the item alone would get, such as "prompt_too_long".
-        message: that error's message, which names the item by its place.
+        message: the error's message, which names the item by its place.
     """
 
     index: int
@@ -132,7 +132,8 @@ def spread(
     rows: Iterable[ItemT], errors: Sequence[ItemError], count: int
 ) -> Iterator[ItemT | None]:
     """Yield a row for each of `count` items, None for those with errors; `rows` has the others."""
-    left_out, remaining = {error.index for error in errors}, iter(rows)
+    left_out = {error.index for error in errors}
+    remaining = iter(rows)
     for index in range(count):
         yield None if index in left_out else next(remaining)
 
@@ -149,7 +150,7 @@ def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
 
     Args:
         error: may name an item, as in `items[3]`.
-        places: of the part's items.
+        places: the places of the part's items in the whole request.
     """
     match = _ITEM.fullmatch(error.param or "")
     if error.param is None or match is None or int(match[2]) >= len(places):
@@ -246,8 +247,8 @@ def label_mass(
     one's probability contains it.
 
     Args:
-        result: of some of the request's rows.
-        labels: of these rows; None: of all items.
+        result: the result of some of the request's rows.
+        labels: these rows' labels; None: those of all items.
     """
     columns: list[NDArray[Any]] = []
     if request.trie is None:

@@ -156,7 +156,7 @@ def edit_config(directory, **fields):
         ({"num_labels": 2}, "num_labels is 2 and id2label has 3 names; supported: equal numbers"),
         ({"id2label": None, "num_labels": 0}, "num_labels must be a positive integer, found 0"),
         ({"is_causal": False}, "is_causal is False; supported: causal models"),
-        ({"architectures": ["Qwen3ForTokenClassification"]}, "Qwen3ForSequenceClassification"),
+        ({"architectures": ["GemmaForTokenClassification"]}, "Qwen3ForSequenceClassification"),
         # The default number of classes.
         ({"id2label": None}, r"score.weight has shape \[3, 48\], config.json asks for \[2, 48\]"),
     ],
