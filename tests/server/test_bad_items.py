@@ -21,6 +21,12 @@ ALL = dict.fromkeys(range(3), (None, "invalid_request"))
 LABELS = {"labels": ["yes", "no"]}
 
 
+@pytest.fixture
+def http(deterministic):
+    """A client of a deterministic server, so that answers can be compared bit for bit."""
+    return deterministic
+
+
 @pytest.fixture(scope="module")
 def scorer():
     with Scorer("demo", threads=1, deterministic=True, max_batch_tokens=512) as opened:
@@ -54,12 +60,12 @@ def same_errors(answer, local):
     assert told == [(error.index, error.code, error.message) for error in local.errors]
 
 
-def test_no_bad_items_and_only_bad_items(deterministic):
-    fine = ask(deterministic, "/v1/score", query=QUERY, items=GOOD, on_error="null", **LABELS)
+def test_no_bad_items_and_only_bad_items(http):
+    fine = ask(http, "/v1/score", query=QUERY, items=GOOD, on_error="null", **LABELS)
     assert fine["errors"] == []
-    none = ask(deterministic, "/v1/score", query=QUERY, items=[], on_error="null", **LABELS)
+    none = ask(http, "/v1/score", query=QUERY, items=[], on_error="null", **LABELS)
     assert (none["scores"], none["errors"]) == ([], [])
-    bad = ask(deterministic, "/v1/score", query=[5], items=[None, [10**6]], label_token_ids=[[1], [2, 3]],
+    bad = ask(http, "/v1/score", query=[5], items=[None, [10**6]], label_token_ids=[[1], [2, 3]],
               on_error="null", return_label_mass=True)  # fmt: skip
     assert (bad["scores"], bad["label_mass"]) == ([None, None], [None, None])
     assert [error["code"] for error in bad["errors"]] == [
@@ -67,9 +73,9 @@ def test_no_bad_items_and_only_bad_items(deterministic):
         "token_id_out_of_range",
     ]
     assert bad["usage"]["prompt_tokens"] == 0
-    empty = ask(deterministic, "/v1/score", items=["", "a"], on_error="null", **LABELS)
+    empty = ask(http, "/v1/score", items=["", "a"], on_error="null", **LABELS)
     assert [error["code"] for error in empty["errors"]] == ["empty_prompt"]
-    ranking = ask(deterministic, "/v1/rerank", query="q", documents=[None, LONG], on_error="null")
+    ranking = ask(http, "/v1/rerank", query="q", documents=[None, LONG], on_error="null")
     assert (ranking["results"], len(ranking["errors"])) == ([], 2)
     assert ranking["meta"]["billed_units"] == {"search_units": 0}
 
@@ -93,8 +99,8 @@ def test_no_bad_items_and_only_bad_items(deterministic):
         ),  # fmt: skip
     ],
 )
-def test_errors_of_the_whole_request_stay(deterministic, path, body, code, param):
-    reply = deterministic.post(path, json={"on_error": "null"} | body)
+def test_errors_of_the_whole_request_stay(http, path, body, code, param):
+    reply = http.post(path, json={"on_error": "null"} | body)
     assert reply.status_code in (400, 404), reply.text
     error = reply.json()["error"]
     if isinstance(error, str):  # TEI's
@@ -104,24 +110,24 @@ def test_errors_of_the_whole_request_stay(deterministic, path, body, code, param
     assert error["param"] == param
 
 
-def test_documents_that_are_objects(deterministic):
+def test_documents_that_are_objects(http):
     documents = [{"title": "lamp"}, {"title": "rug", "text": "A blue lamp."}, {"text": 7}, "lamp"]
-    answer = ask(deterministic, "/infinity/rerank", query="lamp", documents=documents, on_error="null")
+    answer = ask(http, "/infinity/rerank", query="lamp", documents=documents, on_error="null")
     assert {entry["index"] for entry in answer["results"]} == {1, 3}
     assert [error["index"] for error in answer["errors"]] == [0, 2]
 
 
 @pytest.mark.parametrize("bad", [MIXTURES[0], *slow(MIXTURES[1]), MIXTURES[2]])
-def test_pairs_over_http(deterministic, scorer, bad):
+def test_pairs_over_http(http, scorer, bad):
     documents = mixed(bad)
     queries = [f"a blue {'lamp' if index % 2 else 'rug'}" for index in range(len(documents))]
     if len(bad) == 1:  # the query is what is wrong
         (index,) = bad
         documents[index], queries[index] = "lamp", LONG
     left = places(bad, len(documents))
-    answer = ask(deterministic, "/v1/score", queries=queries, documents=documents, on_error="null")
+    answer = ask(http, "/v1/score", queries=queries, documents=documents, on_error="null")
     good = {"queries": [queries[i] for i in left], "documents": [documents[i] for i in left]}
-    alone = ask(deterministic, "/v1/score", **good)
+    alone = ask(http, "/v1/score", **good)
     assert [answer["data"][i]["score"] for i in left] == [entry["score"] for entry in alone["data"]]
     assert [entry["index"] for entry in answer["data"]] == list(range(len(documents)))
     assert all(answer["data"][i]["score"] is None for i in bad)
@@ -133,14 +139,14 @@ def test_pairs_over_http(deterministic, scorer, bad):
 
 
 @pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *slow(MIXTURES[1]), MIXTURES[2], *slow(ALL)])
-def test_the_server_and_the_scorer(deterministic, scorer, bad):
+def test_the_server_and_the_scorer(http, scorer, bad):
     options = {"on_error": "null"}
     good = GOOD if len(bad) != 3 or 5 in bad else []
     items = mixed(bad, good)
     left = places(bad, len(items))
     local = scorer.score(QUERY, items, logprobs=True, **LABELS, **options)
     wanted = {"return_label_logprobs": True, "return_label_mass": True} | LABELS | options
-    remote = ask(deterministic, "/v1/score", query=QUERY, items=items, **wanted)
+    remote = ask(http, "/v1/score", query=QUERY, items=items, **wanted)
     alone = scorer.score(QUERY, good, logprobs=True, **LABELS)
     assert local.scores.shape == (len(items), 2)
     for name, there in (("scores",) * 2, ("logprobs", "label_logprobs"), ("label_mass",) * 2):
@@ -152,7 +158,7 @@ def test_the_server_and_the_scorer(deterministic, scorer, bad):
     assert local.prompt_tokens == remote["usage"]["prompt_tokens"] == alone.prompt_tokens
     same_errors(remote, local)
     ranked = scorer.rerank("lamp", items, 2, **options)
-    answer = ask(deterministic, "/v1/rerank", query="lamp", documents=items, top_n=2, **options)
+    answer = ask(http, "/v1/rerank", query="lamp", documents=items, top_n=2, **options)
     assert [entry["index"] for entry in answer["results"]] == ranked.indices.tolist()
     same([entry["relevance_score"] for entry in answer["results"]], ranked.scores)
     same_errors(answer, ranked)
