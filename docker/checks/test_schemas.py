@@ -1,4 +1,4 @@
-"""Checks of docker/compose.yaml, .github/workflows and the dashboard by their tools' schemas."""
+"""Checks of docker/compose.yaml, .github and the dashboard by their tools' schemas."""
 
 import json
 import subprocess
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 CHECKED = [("compose-spec", ROOT / "docker/compose.yaml", "read_only: true")]
+CHECKED.append(("dependabot", ROOT / ".github/dependabot.yml", "schedule:"))
 for workflow in sorted((ROOT / ".github/workflows").glob("*.yml")):
     CHECKED.append(("github-workflows", workflow, "runs-on:"))
 
