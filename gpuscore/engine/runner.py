@@ -72,8 +72,8 @@ class Runner:
             return
         limits = self.backend.limits
         refusal = InsufficientMemory(
-            f"the request's {len(ticket.plan.query_ids)} shared tokens and longest item need more "
-            f"than the {limits.num_pages * limits.page_size} tokens of KV cache"
+            f"the KV cache holds {limits.num_pages * limits.page_size} tokens; the request's "
+            f"{len(ticket.plan.query_ids)} shared tokens and its longest item need more"
         )
         resolve(ticket.future, refusal)
 
@@ -213,7 +213,7 @@ class Runner:
             if ticket.future.cancelled():
                 self._fail(job, None)
             elif ticket.request.deadline is not None and ticket.request.deadline <= now:
-                self._fail(job, DeadlineExceeded("the request's deadline is over"))
+                self._fail(job, DeadlineExceeded("the request's deadline has passed"))
 
     def _batch_failed(self, chunks: Sequence[ScheduledChunk], error: Exception) -> None:
         """Fail the requests of a batch; after an out-of-memory error try smaller batches first."""

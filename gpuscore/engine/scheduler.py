@@ -109,11 +109,11 @@ class Scheduler:
                 continue
             if self.allocate(job):
                 self._waiting.remove(job)
-                self._run(job)
+                self._enqueue(job)
             elif job.first_missing_page not in self._computing:
                 return
 
-    def _run(self, job: Job) -> None:
+    def _enqueue(self, job: Job) -> None:
         """Put a job in the queue of its priority, if something is left to schedule."""
         if not job.running and not job.fully_scheduled:
             job.running = True
@@ -123,7 +123,7 @@ class Scheduler:
         job, first = self._retries.popleft()
         if job.query_scheduled < job.query_length:  # the query was rescheduled meanwhile
             job.families.appendleft(first)
-            self._run(job)
+            self._enqueue(job)
             return None
         end = job.query_length
         chunk = ScheduledChunk(
@@ -267,7 +267,7 @@ class Scheduler:
         else:
             job.retried.add(item)
             job.long_items.append(item)
-            self._run(job)
+            self._enqueue(job)
 
     def retry_chunk(self, chunk: ScheduledChunk) -> None:
         """Compute a collected chunk of a long item once more, or else the query's chunk.
@@ -306,7 +306,7 @@ class Scheduler:
             one_item = len({long.item for long in long_chunks}) == 1 and job.states is None
             job.long_scheduled = long_chunks[-1].start if one_item else job.shared_length
         if not job.removed:
-            self._run(job)
+            self._enqueue(job)
 
     def _land(self, chunk: ScheduledChunk) -> None:
         """Take a chunk whose batch has ended from those in flight."""

@@ -54,7 +54,7 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
     if not allow:
         raise ConfigError(
             f"the quantised model has collapsed: {reason}; use another checkpoint, or "
-            "--quantization w8a16, or serve it in spite of that with --allow-degenerate"
+            "--quantization w8a16, or serve it anyway with --allow-degenerate"
         )
     logger.warning("the quantised model has collapsed: %s (--allow-degenerate)", reason)
 
@@ -110,7 +110,7 @@ def _refusal(logits: Float64Array, lse: Float64Array) -> str | None:
     if count > 1 and difference <= rounding:
         return (
             f"{count} different prompts get the same scores: those of {labels} labels differ by at "
-            f"most {difference:.1e} nats, and rounding alone may make {rounding:.1e}"
+            f"most {difference:.1e} nats, and rounding alone can cause {rounding:.1e}"
         )
     return None
 

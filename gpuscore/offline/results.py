@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
-from gpuscore.types.results import ItemError, spread
+from gpuscore.types.item_errors import ItemError
+from gpuscore.types.results import spread
 
 
 class TokenCounts(TypedDict):

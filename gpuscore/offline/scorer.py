@@ -46,14 +46,11 @@ from gpuscore.types.call_arguments import (
     token_ids,
 )
 from gpuscore.types.call_arguments import texts as texts_of
+from gpuscore.types.item_errors import ItemErrors, check_on_error, check_text, checked_texts
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import (
-    ItemErrors,
     by_row,
-    check_on_error,
     check_temperature,
-    check_text,
-    checked_texts,
     label_logprobs,
     label_mass,
     label_scores,
@@ -92,7 +89,7 @@ class Scorer:
         if not isinstance(model, ModelConfig):
             model = ModelConfig(model, **settings)
         elif settings:
-            raise ConfigError(f"{next(iter(settings))} is given beside a ModelConfig; set it there")
+            raise ConfigError(f"{next(iter(settings))} must be set in the ModelConfig")
         config = checked(model)
         directory = model_directory(config.model, config.revision, config.adapter)
         files = ModelFiles.read(directory, family, [config.model])

@@ -29,8 +29,8 @@ from gpuscore.text.score_input import (
 )
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix, int32_array
+from gpuscore.types.item_errors import ItemErrors, ItemsRefused
 from gpuscore.types.request import ScoreRequest, Terms, most_tokens
-from gpuscore.types.results import ItemErrors, ItemsRefused
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from gpuscore.errors import (
 from gpuscore.text.boundaries import COPIED, OverLimit, announce
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array
+from gpuscore.types.item_errors import OF_ITEMS, ItemErrors, ItemsRefused, check_text, checked_texts
 from gpuscore.types.request import LabelTrie, Terms
-from gpuscore.types.results import OF_ITEMS, ItemErrors, ItemsRefused, check_text, checked_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _check_label_fields(inputs: ScoreInput) -> None:
     fields = ("labels", "label_sequences", "label_token_ids")
     named = [name for name in fields if getattr(inputs, name) is not None]
     if len(named) > 1:
-        raise InvalidRequest(f"{' and '.join(named)} exclude each other", param=named[0])
+        raise InvalidRequest(f"send only one of {' and '.join(named)}", param=named[0])
     if inputs.labels is not None:
         _some_label(inputs.labels, "labels")
         return
@@ -374,16 +374,15 @@ def class_ids(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
     """Return the number of the class that each label names exactly.
 
     Raises:
-        InvalidRequest: a label is the name of no class, or of several.
+        InvalidRequest: a label names no class, or several.
     """
     for index, label in enumerate(labels):
         count = classes.count(label)
         if count != 1:
-            named = f"{count} of" if count else "none of"
+            named = count or "none"
             remedy = "; send label_token_ids, the numbers of classes" if count else ""
             raise InvalidRequest(
-                f"labels[{index}] is the name of {named} the model's {len(classes)} "
-                f"classes{remedy}",
+                f"labels[{index}] names {named} of the model's {len(classes)} classes{remedy}",
                 param=f"labels[{index}]",
             )
     return [classes.index(label) for label in labels]

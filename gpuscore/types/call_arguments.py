@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.types.results import OnError, check_text, checked_texts, kind_of
+from gpuscore.types.item_errors import OnError, check_text, checked_texts, kind_of
 
 _BYTES = (bytes, bytearray, memoryview)  # sequences of integers, but hardly ever meant as ids
 
@@ -217,7 +217,7 @@ def checked_options(kind: type[OptionsT], unchecked: Mapping[str, Any]) -> Optio
     known = defaults(kind)
     for name in unchecked:
         if name not in known:
-            raise TypeError(f"unexpected keyword argument {name!r}; there are {', '.join(known)}")
+            raise TypeError(f"unexpected keyword argument {name!r}; known are {', '.join(known)}")
     options = {**known, **unchecked}
     for name in options:
         if name in _READERS and options[name] is not None:

@@ -378,7 +378,7 @@ def _launch_chunks(
 ) -> CachedLaunch:
     """Return the launch for key heads, value heads of each, and their sizes."""
     names = ("KEY_HEADS", "REPEAT", "KEY_SIZE", "VALUE_SIZE")
-    constants = dict(zip(names, sizes, strict=True)) | own
+    constants: dict[str, int | str] = {**dict(zip(names, sizes, strict=True)), **own}
     constants |= {"BLOCK_K": max(16, next_power_of_two(sizes[2])), "PRECISION": precision}
     # What float32 would fetch ahead does not fit some devices.
     ahead = own.get("CHAIN", False) and precision == "tf32"
