@@ -53,7 +53,7 @@ def test_the_newest_python_that_fits_is_taken(checkout):
     for name, version in (("python3", "3.9"), ("python3.14", "3.15"), ("python3.13", "3.13")):
         file = checkout / "bin" / name
         file.parent.mkdir(exist_ok=True)
-        code = f'import sys; sys.version_info = {tuple(map(int, version.split(".")))}; '
+        code = f"import sys; sys.version_info = {tuple(map(int, version.split('.')))}; "
         file.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}'\"$2\"\n")
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
     path = f"{checkout / 'bin'}{os.pathsep}{os.environ['PATH']}"
