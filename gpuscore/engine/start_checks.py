@@ -54,7 +54,7 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
     if not allow:
         raise ConfigError(
             f"the quantised model has collapsed: {reason}; use another checkpoint, or "
-            "--quantization w8a16, or serve it in spite of that with --allow-degenerate"
+            "--quantization w8a16, or serve it anyway with --allow-degenerate"
         )
     logger.warning("the quantised model has collapsed: %s (--allow-degenerate)", reason)
 
@@ -65,7 +65,8 @@ def known_prompts(limits: BackendLimits) -> list[Int32Array]:
     All prompts of two tokens or more end with the same token: a model that has lost its layers
     answers by the last token alone.
     """
-    rng, longest = np.random.default_rng(0), min(limits.max_model_len, limits.max_tokens)
+    rng = np.random.default_rng(0)
+    longest = min(limits.max_model_len, limits.max_tokens)
     last = rng.integers(0, limits.vocab_rows)
     prompts = dict[bytes, Int32Array]()
     for length in LENGTHS:
@@ -84,11 +85,13 @@ def known_labels(limits: BackendLimits) -> Int32Array:
 
 def _ask(backend: Backend) -> tuple[Float64Array, Float64Array]:
     """Return logits [P, L] of P known prompts and L known labels, and log-sum-exps [P]."""
-    labels, logits, lse = known_labels(backend.limits), list[Float32Array](), list[Float32Array]()
+    labels = known_labels(backend.limits)
+    logits: list[Float32Array] = []
+    lse: list[Float32Array] = []
     for prompt in known_prompts(backend.limits):
         alone = Segment(prompt, 0, 0, label_ids=labels, need_lse=True)
         scores = backend.collect(backend.extend(pack([alone], [Prefix(0, NO_TOKENS)])))
-        assert scores.lse is not None  # noqa: S101  (it was asked for)
+        assert scores.lse is not None  # noqa: S101  (it was requested)
         logits.append(scores.label_logits)
         lse.append(scores.lse)
     return np.stack(logits).astype(float), np.concatenate(lse).astype(float)
@@ -107,7 +110,7 @@ def _refusal(logits: Float64Array, lse: Float64Array) -> str | None:
     if count > 1 and difference <= rounding:
         return (
             f"{count} different prompts get the same scores: those of {labels} labels differ by at "
-            f"most {difference:.1e} nats, and rounding alone may make {rounding:.1e}"
+            f"most {difference:.1e} nats, and rounding alone can cause {rounding:.1e}"
         )
     return None
 
@@ -137,7 +140,8 @@ class _Trial:
         The query is first computed chunk by chunk into the pages.
         """
         limits = self.backend.limits
-        page_size, chunk = limits.page_size, limits.deterministic_chunk
+        page_size = limits.page_size
+        chunk = limits.deterministic_chunk
         pages = np.arange(-(-len(self.query) // page_size), dtype=np.int32)
         for start in range(0, len(self.query), chunk):
             part = self.query[start : start + chunk]
@@ -156,7 +160,7 @@ class _Trial:
     def _bits(self, segments: list[Segment], prefixes: list[Prefix]) -> Int32Array:
         """Return the bits of label logits and log-sum-exp, as int32 [scored rows, labels + 1]."""
         scores = self.backend.collect(self.backend.extend(pack(segments, prefixes)))
-        assert scores.lse is not None  # noqa: S101  (it was asked for)
+        assert scores.lse is not None  # noqa: S101  (it was requested)
         labels = scores.label_logits.reshape(len(scores.lse), -1)
         return np.column_stack((labels, scores.lse)).view(np.int32)
 
@@ -181,13 +185,15 @@ def check_same_bits(backend: Backend) -> None:
 def _trial(backend: Backend) -> _Trial:
     """Return a trial of random tokens; the query is longer than one chunk if that fits a batch."""
     limits = backend.limits
-    room = limits.max_tokens // 3
+    max_items = limits.max_tokens // 3  # tokens of all items together
     lengths = [
         length
         for length, so_far in zip(ITEM_LENGTHS, accumulate(ITEM_LENGTHS), strict=True)
-        if so_far <= room and 2 * length <= limits.max_model_len
+        if so_far <= max_items and 2 * length <= limits.max_model_len
     ]
-    longest = min(room, limits.max_model_len - max(lengths), limits.deterministic_chunk * 5 // 4)
+    longest = min(
+        max_items, limits.max_model_len - max(lengths), limits.deterministic_chunk * 5 // 4
+    )
     rng = np.random.default_rng(0)
 
     def tokens(count: int) -> Int32Array:

@@ -28,8 +28,8 @@ from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder, Prompts
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
+from gpuscore.types.item_errors import ItemErrors, ItemsRefused
 from gpuscore.types.request import ScoreResult
-from gpuscore.types.results import ItemErrors, ItemsRefused
 
 
 class FamilyPrompts:

@@ -88,7 +88,7 @@ def distributions(model, prompt):
     float32 is off by 1e-4 after hundreds of tokens of a linear layer."""
     model, ids = doubled(model), torch.tensor([prompt])
     with torch.no_grad():
-        if hasattr(model, "score"):
+        if "Sequence" in type(model).__name__:
             logits = model.score(model.model(ids).last_hidden_state)[0]
         else:
             logits = model(ids).logits[0]
@@ -115,7 +115,11 @@ KINDS = [
     ("torch", "qwen3", LABELS),
     ("torch", "qwen3_5", LABELS),
     ("torch", "llama_classes", [0, 1, 2]),
+    ("torch", "gemma2_tokens", [2, 0, 1]),
+    ("torch", "qwen2_prm", [1, 0]),
     pytest.param("jax", "qwen3", LABELS, marks=needs_jax),
+    pytest.param("jax", "llama_tokens", [0, 1, 2], marks=needs_jax),
+    pytest.param("jax", "qwen2_prm", [0, 1], marks=needs_jax),
 ]
 
 
@@ -226,23 +230,23 @@ def a_row_too_early(monkeypatch):
 
 
 def labels_of_the_next_row(monkeypatch):
-    draft = runner.draft_batch
+    build = runner.build_batch
 
     def rolled(*given):
-        batch = draft(*given)
+        batch = build(*given)
         return changed(batch, label_token_ids=np.roll(batch.label_token_ids, 1))
 
-    monkeypatch.setattr(runner, "draft_batch", rolled)
+    monkeypatch.setattr(runner, "build_batch", rolled)
 
 
 def rows_of_the_query(monkeypatch):
-    draft = runner.draft_batch
+    build = runner.build_batch
 
     def earlier(*given):
-        batch = draft(*given)
+        batch = build(*given)
         return changed(batch, score_rows=np.minimum(batch.score_rows, batch.cu_seqlens[1] - 1))
 
-    monkeypatch.setattr(runner, "draft_batch", earlier)
+    monkeypatch.setattr(runner, "build_batch", earlier)
 
 
 @pytest.mark.parametrize("plant", [a_row_too_early, labels_of_the_next_row, rows_of_the_query])

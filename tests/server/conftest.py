@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from support.connections import KEYS, POISON, canary, connected
 from support.models import make_model
-from support.serving import RunningServer, serving
+from support.serving import QUICK, RunningServer, serving
 from support.tape_engine import HELD
 from support.tape_servers import in_flight, let_go, tape_server
 from support.watched_server import ALICE, BOB, Watched, collector
@@ -60,6 +60,13 @@ def client(server) -> Iterator[httpx.Client]:
 def demo() -> Iterator[httpx.Client]:
     """A client of a server that runs the demo model."""
     with serving("demo", "--threads", "1") as running, connected(running) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def deterministic() -> Iterator[httpx.Client]:
+    """A client of a server whose answers can be compared bit for bit."""
+    with serving("demo", *QUICK, "--deterministic") as running, connected(running) as opened:
         yield opened
 
 

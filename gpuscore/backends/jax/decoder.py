@@ -56,7 +56,11 @@ class Weights(NamedTuple):
     embed: Array  # [V, E]
     layers: Layer  # of all layers
     final_norm: Array  # [E]
-    lm_head: Array  # [V, E]; the embedding itself where they are tied, or [classes, E]
+    # [V, E]; the embedding itself where they are tied, or [classes, E] or [classes, E + 8] with a
+    # bias in column E, for which rows end with ones.
+    lm_head: Array
+    head_inner: Array | None = None  # [E, E], of a head of two layers, the first
+    head_inner_bias: Array | None = None
 
 
 class Batch(Protocol):
@@ -111,7 +115,7 @@ def forward(
     batch: Batch,
     pool: Pool,
 ) -> tuple[Array, Pool]:
-    """Return hidden states of scored rows after the final norm, [T, E], and the pool.
+    """Return hidden states of scored rows, [T, E] as the label head takes them, and the pool.
 
     The residual stream is float32.
 
@@ -142,6 +146,8 @@ def forward(
         x, q = scored_queries(layer, state, batch, cfg)
         q = batch.attend(batch.scored, LayerKeys(pool, index, windows[last], kv), q)
         x = with_outputs(layer, x, q, batch, rows=batch.scored, cfg=cfg, weights=weights)
+        width = weights.lm_head.shape[1] - cfg.hidden_size
+        x = jnp.pad(x, ((0, 0), (0, width)), constant_values=1) if width else x
         return x.astype(weights.embed.dtype), pool
 
 
@@ -203,8 +209,12 @@ def scored_queries(
 
 
 def final_norm(weights: Weights, x: Array, cfg: DecoderConfig) -> Array:
+    """Return the norm of x, after the inner layer of a head that has one."""
     with jax.named_scope("final_norm"):
-        return rms_norm(x, weights.final_norm, cfg)
+        normed = rms_norm(x, weights.final_norm, cfg)
+        if weights.head_inner is None:
+            return normed
+        return jax.nn.relu(linear(normed, weights.head_inner, weights.head_inner_bias))
 
 
 def with_outputs(

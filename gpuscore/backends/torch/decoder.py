@@ -81,7 +81,10 @@ class DecoderWeights:
     embed: Tensor  # [V, E]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [E]
-    lm_head: Tensor  # [V, E]; the embedding itself where they are tied, or [classes, E]
+    # [V, E]; the embedding itself where they are tied, or [classes, E] or [classes, E + 8] with a
+    # bias in column E, for which rows end with ones.
+    lm_head: Tensor
+    head_inner: Linear | None = None  # of a head of two layers, the first
 
 
 class Decoder:
@@ -140,7 +143,7 @@ class Decoder:
     def forward(
         self, token_ids: Tensor, positions: Tensor, score_rows: Tensor, context: ForwardContext
     ) -> Tensor:
-        """Return hidden states [N, E] of `score_rows` after the final norm.
+        """Return hidden states [N, E] of `score_rows`, as the label head takes them.
 
         The last layer computes keys and values of every row, because later batches may read
         them, but queries, output projection and MLP of the scored rows only; a linear layer
@@ -292,10 +295,14 @@ class Decoder:
         return x, self._post_norm(added, layer.post_mlp_norm)
 
     def final_norm(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        """Return the norm of x + delta, [N, E]."""
+        """Return the norm of x + delta, [N, E], after the inner layer of a head that has one."""
+        width = self.weights.lm_head.shape[1] - self.config.hidden_size
 
         def of_rows(x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-            return self._residual(x, delta, self.weights.final_norm)
+            x, normed = self._residual(x, delta, self.weights.final_norm)
+            if self.weights.head_inner is not None:
+                normed = self._product(self.weights.head_inner, normed).relu_()
+            return x, functional.pad(normed, (0, width), value=1.0) if width else normed
 
         return self._by_rows(of_rows, x, delta)[1]
 
