@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from support.connections import KEYS, POISON, canary, connected
 from support.models import make_model
 from support.serving import QUICK, RunningServer, serving
+from support.tape_engine import HELD
+from support.tape_servers import in_flight, let_go, tape_server
 from support.watched_server import ALICE, BOB, Watched, collector
 
 
@@ -104,6 +106,22 @@ def stranger(limited_server) -> Iterator[httpx.Client]:
     """A client without a key of a server that needs one."""
     with connected(limited_server) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def full() -> Iterator[httpx.Client]:
+    """A client of a server that accepts one request at a time, and bodies of a megabyte."""
+    limits = {"server": {"max_body_bytes": 10**6}, "engine": {"max_queued_requests": 1}}
+    with tape_server(**limits) as (_, opened):
+        yield opened
+
+
+@pytest.fixture
+def busy(full) -> Iterator[httpx.Client]:
+    """A client of that server while it has a request."""
+    with in_flight(full, HELD) as held:
+        yield full
+        assert let_go(held).status == 200
 
 
 @pytest.fixture
