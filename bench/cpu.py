@@ -197,7 +197,8 @@ def compare(
         for name, score in scorers.items():
             taken[name].append(spent(partial(list, starmap(score, requests))))
         print(f"  round {turn + 1}: { {name: times[-1] for name, times in taken.items()} }")
-    ours, floor = taken[next(iter(scorers))], taken[FLOOR]
+    ours = taken[next(iter(scorers))]
+    floor = taken[FLOOR]
     rows = []
     for name, times in taken.items():
         rounds = [*zip(times, ours, floor, strict=True)]

@@ -51,7 +51,8 @@ class Day:
     """The findings of all stages in one folder, rewritten after every stage."""
 
     def __init__(self, folder: Path, work: Path, about: Found) -> None:
-        self.folder, self.work = folder, work
+        self.folder = folder
+        self.work = work
         self.stages: dict[str, Found] = {}
         self.findings = {"about": about, "stages": self.stages}
 
@@ -89,7 +90,8 @@ def run_stage(stage: Stage, work: Path, limit: float) -> Found:
 
     A stage that fails keeps its findings, if they can be read.
     """
-    begun, printed = time.monotonic(), work / f"{stage.name.replace(' ', '-')}.txt"
+    begun = time.monotonic()
+    printed = work / f"{stage.name.replace(' ', '-')}.txt"
     why = ""
     try:
         for command in stage.commands:

@@ -51,7 +51,9 @@ class Section:
     """Sizes and findings of one section; `rows` are the rows of its table."""
 
     def __init__(self, folder: Path, name: str, scratch: Path, device: str) -> None:
-        self.folder, self.name, self.device = folder, name, torch.device(device)
+        self.folder = folder
+        self.name = name
+        self.device = torch.device(device)
         self.on_cuda = self.device.type == "cuda"
         self.seconds = SECONDS if self.on_cuda else 0.3
         self.dtype = torch.bfloat16 if self.on_cuda else torch.float32

@@ -56,7 +56,8 @@ def stages(device: str, work: Path, fa4: bool = False) -> list[Stage]:
         work: folder that gets the stages' files.
         fa4: measure this attention, too.
     """
-    on_cuda, python = device == "cuda", (sys.executable, "-P")
+    on_cuda = device == "cuda"
+    python = (sys.executable, "-P")
     gpuscore = (*python, "-m", "gpuscore")
     scratch = ROOT / "scratch" if on_cuda else work / "weights"
     served = scratch / ("qwen3-0.6b-bfloat16" if on_cuda else "tiny-float32")
@@ -68,7 +69,8 @@ def stages(device: str, work: Path, fa4: bool = False) -> list[Stage]:
 
     def http(limit: float) -> Stage:
         """Time a server of its own with `gpuscore bench`."""
-        bundle, scale = work / "http.json", () if on_cuda else ("--scale", "0.02")
+        bundle = work / "http.json"
+        scale = () if on_cuda else ("--scale", "0.02")
         bench = (*gpuscore, "bench", "--output", bundle, "--model", served, *scale)
         asked = ("--scenario", "latency,poisson", "--rate", "70%", "--seconds", "8")
         command = (*bench, "--serve", f"--device {device}", *asked, "--minutes", "0.4")

@@ -54,7 +54,8 @@ class Batches:
     """Runs requests on one backend as the engine does, but with a clock around the device only."""
 
     def __init__(self, backend: TorchBackend, workload: Workload) -> None:
-        self.backend, self.workload = backend, workload
+        self.backend = backend
+        self.workload = workload
         self.cached_tokens = 0  # query tokens that the last request found in the cache
 
     def score(self, request: Request) -> Float64Array:
@@ -159,11 +160,13 @@ def sustained(launch: Launch, seconds: float, on_cuda: bool) -> Row:
     """
     waits = [launch() for _ in range(QUEUED)]
     start = counted = time.perf_counter()
-    done, asked = 0, None
+    done = 0
+    asked = None
     while (now := time.perf_counter()) < start + seconds or (asked and asked.poll() is None):
         if counted == start and now > start + seconds / 3:
             asked = subprocess.Popen(SENSORS, stdout=subprocess.PIPE) if on_cuda else None
-            counted, done = now, 0
+            counted = now
+            done = 0
         waits.pop(0)()
         waits.append(launch())
         done += 1

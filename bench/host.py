@@ -83,7 +83,8 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
             (loader, "_finite", lambda what, tensor: tensor),
         ):
             stack.enter_context(mock.patch.object(owner, name, stand_in))
-        dtype, device = torch.bfloat16, torch.device("cpu")
+        dtype = torch.bfloat16
+        device = torch.device("cpu")
         architecture = read_architecture(RawConfig(QWEN3_06B | NARROW))
         files = stack.enter_context(empty_files(Path(), architecture, "pt", device=device.type))
         form = loader.WeightFormat(dtype, device)
@@ -111,17 +112,17 @@ class HostBackend(TorchBackend):
     """The CUDA backend's threads, in front of a launcher without a device."""
 
     def __init__(self, launcher: GraphLauncher) -> None:
-        self.device, self.launcher, self._limits = torch.device("cpu"), launcher, LIMITS
+        self.device = torch.device("cpu")
+        self.launcher = launcher
+        self._limits = LIMITS
         self._thread = WorkThread(ThreadPoolExecutor(max_workers=1))
         self._uncollected = set()
 
 
 def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
     """Time the parts of a workload's requests; all take another request each time."""
-    draws, builder = (
-        COLD[name].draws(VOCAB, seed=1000),
-        PromptBuilder(None, LIMITS, RequestLimits()),
-    )
+    draws = COLD[name].draws(VOCAB, seed=1000)
+    builder = PromptBuilder(None, LIMITS, RequestLimits())
     engine = Engine(HostBackend(launcher), prefix_cache=False)
     times: dict[str, list[float]] = {}
 
@@ -141,7 +142,8 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
     for number in range(WARM + rounds):
         if number == WARM:
             times.clear()
-        request, scheduler = next(draws), Scheduler(LIMITS, prefix_cache=False)
+        request = next(draws)
+        scheduler = Scheduler(LIMITS, prefix_cache=False)
         works = timed("plan and pack", partial(all_batches, scheduler, request))
         batches = [batch for _, batch in works]
         timed("tile tables", partial(list, map(launcher.attention.tables, batches)))
