@@ -34,18 +34,14 @@ def operations(
         length: tokens of an item.
         cached: tokens of the query that are cached.
     """
-    hidden = shape["hidden_size"]
-    dim = shape["head_dim"]
-    mlp = 3 * shape["intermediate_size"]
-    heads = shape["num_attention_heads"]
-    kv_heads = shape["num_key_value_heads"]
+    hidden, dim, mlp = shape["hidden_size"], shape["head_dim"], 3 * shape["intermediate_size"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     full = shape["num_hidden_layers"] // shape.get("full_attention_interval", 1)
     linear = shape["num_hidden_layers"] - full
     tokens = query - cached + items * length
-    kv = 2 * kv_heads * dim
-    rest = (3 if linear else 2) * heads * dim + mlp
-    own = (query**2 - cached**2) / 2 + items * length**2 / 2
-    pairs = (full - 1) * (own + items * length * query) + items * (query + length)
+    kv, rest = 2 * kv_heads * dim, (3 if linear else 2) * heads * dim + mlp
+    inside = (query**2 - cached**2) / 2 + items * length**2 / 2
+    pairs = (full - 1) * (inside + items * length * query) + items * (query + length)
     numbers = (full - 1) * tokens * (kv + rest) + tokens * kv + items * rest
     counted = {"attention": 4.0 * heads * dim * pairs}
     if linear:
@@ -60,13 +56,10 @@ def operations(
 
 def linear_sizes(shape: Mapping[str, int]) -> list[tuple[int, int]]:
     """(columns in, columns out) of the products of one layer: QKV, o, gate and up, down."""
-    hidden = shape["hidden_size"]
-    inner = shape["intermediate_size"]
-    heads = shape["num_attention_heads"]
-    kv_heads = shape["num_key_value_heads"]
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     dim = shape["head_dim"]
-    qkv = (hidden, (heads + 2 * kv_heads) * dim)
-    o = (heads * dim, hidden)
+    qkv, o = (hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden)
     return [qkv, o, (hidden, 2 * inner), (inner, hidden)]
 
 
@@ -83,17 +76,14 @@ def cpu_floor(shape: Mapping[str, Any], dtype: torch.dtype, workload: Workload) 
 
 def cpu_rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[str, float]:
     """Measure operations per second of torch's own routines at these shapes, over `query` keys."""
-    hidden = shape["hidden_size"]
-    dim = shape["head_dim"]
-    heads = shape["num_attention_heads"]
-    kv_heads = shape["num_key_value_heads"]
+    hidden, dim = shape["hidden_size"], shape["head_dim"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     sizes = linear_sizes(shape)
     products = [_product(a, b, dtype) for a, b in sizes]
     q = torch.randn(1, kv_heads, heads // kv_heads * ROWS, dim, dtype=dtype)
     k = torch.randn(1, kv_heads, query, dim, dtype=dtype)
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    rows = torch.randn(500, hidden)
-    vocab = torch.randn(4096, hidden)
+    rows, vocab = torch.randn(500, hidden), torch.randn(4096, hidden)
     linear = median_seconds(lambda: [run() for run in products])
     return {
         "linear": 2 * ROWS * sum(a * b for a, b in sizes) / linear,
@@ -105,8 +95,7 @@ def cpu_rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[
 def _product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[], Tensor]:
     """Return a product of `ROWS` random rows of `columns` numbers, in bfloat16 with a weight in the
     order in which oneDNN reads it, if it can."""
-    x = torch.randn(ROWS, columns, dtype=dtype)
-    w = torch.randn(outputs, columns, dtype=dtype)
+    x, w = torch.randn(ROWS, columns, dtype=dtype), torch.randn(outputs, columns, dtype=dtype)
     if dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return partial(functional.linear, x, w)
     reordered = torch.ops.mkldnn._reorder_linear_weight(w)
@@ -130,14 +119,14 @@ def card_rates(
 
 
 def card_floor(
-    shape: Mapping[str, Any], work: Workload, dtype: torch.dtype, measured: Mapping[str, float]
+    shape: Mapping[str, Any], load: Workload, dtype: torch.dtype, measured: Mapping[str, float]
 ) -> float:
     """Return the least time of a workload in milliseconds.
 
     All counted operations at the rate of the large product, or one read of the weights at the rate
     of a copy, whichever takes longer.
     """
-    counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)
+    counted = operations(shape, load.query_len, load.num_items, load.item_len, load.cached)
     layer = sum(a * b for a, b in linear_sizes(shape))
     weights = shape["num_hidden_layers"] * layer + shape["vocab_size"] * shape["hidden_size"]
     reading = weights * dtype.itemsize / measured["copy"]

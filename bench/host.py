@@ -83,8 +83,7 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
             (loader, "_finite", lambda what, tensor: tensor),
         ):
             stack.enter_context(mock.patch.object(owner, name, stand_in))
-        dtype = torch.bfloat16
-        device = torch.device("cpu")
+        dtype, device = torch.bfloat16, torch.device("cpu")
         architecture = read_architecture(RawConfig(QWEN3_06B | NARROW))
         files = stack.enter_context(empty_files(Path(), architecture, "pt", device=device.type))
         form = loader.WeightFormat(dtype, device)
@@ -112,25 +111,25 @@ class HostBackend(TorchBackend):
     """The CUDA backend's threads, in front of a launcher without a device."""
 
     def __init__(self, launcher: GraphLauncher) -> None:
-        self.device = torch.device("cpu")
-        self.launcher = launcher
-        self._limits = LIMITS
+        self.device, self.launcher, self._limits = torch.device("cpu"), launcher, LIMITS
         self._thread = WorkThread(ThreadPoolExecutor(max_workers=1))
         self._uncollected = set()
 
 
 def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
     """Time the parts of a workload's requests; all take another request each time."""
-    draws = COLD[name].draws(VOCAB, seed=1000)
-    builder = PromptBuilder(None, LIMITS, RequestLimits())
+    draws, builder = (
+        COLD[name].draws(VOCAB, seed=1000),
+        PromptBuilder(None, LIMITS, RequestLimits()),
+    )
     engine = Engine(HostBackend(launcher), prefix_cache=False)
     times: dict[str, list[float]] = {}
 
     def timed(part: str, run: Callable[[], Any], clock: Callable[[], float] = perf_counter) -> Any:
         start = clock()
-        made = run()
+        result = run()
         times.setdefault(part, []).append(clock() - start)
-        return made
+        return result
 
     def whole(request: Request) -> None:
         built = timed("build", lambda: builder.build(ScoreInput(*request, label_token_ids=LABELS)))
@@ -142,10 +141,9 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
     for number in range(WARM + rounds):
         if number == WARM:
             times.clear()
-        request = next(draws)
-        scheduler = Scheduler(LIMITS, prefix_cache=False)
-        works = timed("plan and pack", partial(all_batches, scheduler, request))
-        batches = [batch for _, batch in works]
+        request, scheduler = next(draws), Scheduler(LIMITS, prefix_cache=False)
+        planned = timed("plan and pack", partial(all_batches, scheduler, request))
+        batches = [batch for _, batch in planned]
         timed("tile tables", partial(list, map(launcher.attention.tables, batches)))
         pending = timed("launch", partial(list, map(launcher.launch, batches)))
         timed("collect", partial(list, map(call, pending)))

@@ -22,13 +22,10 @@ ALWAYS = 1e-4  # error that is always allowed
 
 def judge(got: Array, exact: Array, theirs: Array) -> tuple[bool, str]:
     """Return whether results are right, and their errors; they are wrong if one is not finite."""
-    ours = np.abs(got - exact)
-    bound = np.abs(theirs - exact)
-    right = True
-    said = []
+    ours, bound = np.abs(got - exact), np.abs(theirs - exact)
+    right, said = True, []
     for name, size in (("median", np.median), ("max", np.max)):
-        found = float(size(ours))
-        allowed = max(ALWAYS, 2 * float(size(bound)))
+        found, allowed = float(size(ours)), max(ALWAYS, 2 * float(size(bound)))
         right &= found <= allowed
         said.append(f"{name} {found:.1e} (allowed {allowed:.1e})")
     return right, f"|d log p| {', '.join(said)}"
@@ -39,7 +36,7 @@ class Reference:
     """What transformers computes, kept in a file.
 
     Args:
-        path: of the file, which `make` writes.
+        path: the file that `make` writes.
         vocab: ids are drawn below this.
         rows: about so many items are compared per workload.
     """

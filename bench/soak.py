@@ -43,9 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     hours = parser.parse_args().minutes / 60
-    began = time.monotonic()
-    failed = 0
-    memory = []
+    began, failed, memory = time.monotonic(), 0, []
     command = [GPUSCORE, *SERVE, "--no-log-requests"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

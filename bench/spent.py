@@ -8,8 +8,7 @@ from pathlib import Path
 
 # Places in /proc/PID/stat behind the name: parent, then user and system time of the process, and of
 # its children that have ended and were waited for; see proc_pid_stat(5).
-_PARENT = 1
-_TIMES = slice(11, 15)
+_PARENT, _TIMES = 1, slice(11, 15)
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,8 @@ class Spent:
     """Wall time and CPU time of one run, in seconds.
 
     Args:
-        wall: by the clock.
-        cpu: of all threads of this process and its descendants together, user and system.
+        wall: seconds by the clock.
+        cpu: seconds of all threads of this process and its descendants together, user and system.
         others: CPU time of this machine's other programs meanwhile.
     """
 
@@ -28,12 +27,9 @@ class Spent:
 
 
 def spent(run: Callable[[], object]) -> Spent:
-    cpu = cpu_seconds()
-    busy = _busy_seconds()
-    start = time.perf_counter()
+    cpu, busy, start = cpu_seconds(), _busy_seconds(), time.perf_counter()
     run()
-    wall = time.perf_counter() - start
-    used = cpu_seconds() - cpu
+    wall, used = time.perf_counter() - start, cpu_seconds() - cpu
     return Spent(wall, used, _busy_seconds() - busy - used)
 
 
@@ -60,8 +56,7 @@ def family(root: int | None = None) -> dict[int, list[float]]:
             rows[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
-    second = os.sysconf("SC_CLK_TCK")
-    below = [os.getpid() if root is None else root]
+    second, below = os.sysconf("SC_CLK_TCK"), [os.getpid() if root is None else root]
     for parent in below:  # grows
         below += [pid for pid, row in rows.items() if int(row[_PARENT]) == parent]
     return {pid: [int(ticks) / second for ticks in rows[pid][_TIMES]] for pid in below}
