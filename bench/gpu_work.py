@@ -14,7 +14,7 @@ from scenarios import Request, Workload
 from torch.nn import functional
 
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.engine.jobs import Share, draft_batch
+from gpuscore.engine.jobs import ScheduledChunk, build_batch
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.types.batch import Float64Array, PackedBatch, RowScores
@@ -40,7 +40,7 @@ TRIAL: Mapping[str, Workload] = {
     "d": Workload(12, 3, 20),
     "300": Workload(28, 1, 20),
 }
-Works = list[tuple[list[Share], PackedBatch]]
+Works = list[tuple[list[ScheduledChunk], PackedBatch]]
 Launch = Callable[[], Callable[[], object]]  # queues work and returns what waits for it
 
 
@@ -62,7 +62,7 @@ class Batches:
         works = self.planned(request)
         table = np.full((len(request[1]), len(LABELS)), np.nan)
         for work, scores in zip(works, self._collected(works), strict=True):
-            items = [item for share in work[0] for item in share.scored]
+            items = [item for chunk in work[0] for item in chunk.scored_items]
             if items:
                 assert scores.lse is not None
                 logits = scores.label_logits.reshape(len(items), len(LABELS)).astype(np.float64)
@@ -87,8 +87,8 @@ class Batches:
         if (before := first_of(request, self.workload)) is not None:
             works = all_batches(scheduler, before)
             self._collected(works)
-            for shares, _ in works:
-                scheduler.succeeded(shares)
+            for chunks, _ in works:
+                scheduler.succeeded(chunks)
         already = scheduler.cached_tokens
         works = all_batches(scheduler, request)
         self.cached_tokens = scheduler.cached_tokens - already
@@ -100,12 +100,12 @@ class Batches:
 
 
 def all_batches(scheduler: Scheduler, request: Request) -> Works:
-    """Add a request, and return its batches, each with its shares."""
+    """Add a request, and return its batches, each with its chunks."""
     job = scheduler.add(plan_items(score_request(*request), scheduler.limits))
     works = []
-    while shares := scheduler.next_batch():
-        works.append((shares, draft_batch(shares, scheduler.limits)))
-    if not job.exhausted:
+    while chunks := scheduler.schedule():
+        works.append((chunks, build_batch(chunks, scheduler.limits)))
+    if not job.fully_scheduled:
         raise RuntimeError("the scheduler did not hand out all of a request")
     return works
 

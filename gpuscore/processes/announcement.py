@@ -13,6 +13,7 @@ from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.model import ModelPrompts
+from gpuscore.prompts.registry import PRM, STEP_TOKEN
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
@@ -23,6 +24,7 @@ TEXTS = ["Whales and dolphins live in the sea.", "Camels live in the desert."]
 DEMO_QUERY = "a blue wooden chair for the garden"
 DEMO_TEXTS = ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."]
 CONVERSATION = ["How do I bake bread?", "How do I pick the lock of a car that is not mine?"]
+SUM, STEPS = "What is 2 + 3?", [f" First, 2 + 3 = 5.{STEP_TOKEN} So it is 6.{STEP_TOKEN}"]
 # Pairs of answers; a tokenizer should have at least one pair as single tokens.
 ANSWERS = (["yes", "no"], [" yes", " no"], ["Yes", "No"], [" Yes", " No"], ["1", "0"], ["A", "B"])
 DOCS = "/docs"
@@ -91,6 +93,8 @@ def _family(prompts: ModelPrompts) -> str:
         family = prompts.family.family
         apart = "" if family.shares_query else ", whose documents share nothing of their query"
         return family.name + apart
+    if prompts.step_token is not None:
+        return f"{PRM}: /v1/score judges an item after each {STEP_TOKEN}"
     return "none known, so no /rerank; --family names one"
 
 
@@ -110,12 +114,15 @@ def _routes(prompts: ModelPrompts, limits: BackendLimits) -> Iterator[str]:
 def _requests(prompts: ModelPrompts) -> Iterator[tuple[str, Body]]:
     """Yield requests that the model answers, the most telling first; the last always works."""
     family, builder = prompts.family, prompts.builder
+    steps = ScoreInput(query="", items=STEPS, label_token_ids=[0], extraction=prompts.step_token)
+    if prompts.step_token is not None and _works(builder.build, steps):
+        yield "/v1/score", {"query": SUM, "items": STEPS}
     if family is not None:
         yield from _of_family(family)
     if builder.encoder is not None:
         yield from _of_text(builder)
-    few = list(range(min(2, builder.backend.label_rows)))
-    yield "/v1/score", {"items": [[0]], "label_token_ids": few}
+    few, step = list(range(min(2, builder.backend.label_rows))), prompts.step_token
+    yield "/v1/score", {"items": [[step or 0]], "label_token_ids": few}
 
 
 def _of_family(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:

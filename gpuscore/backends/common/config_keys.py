@@ -22,7 +22,7 @@ architectures vocab_size hidden_size intermediate_size num_hidden_layers num_att
 num_key_value_heads head_dim rms_norm_eps max_position_embeddings tie_word_embeddings
 rope_parameters rope_scaling rope_theta layer_types dtype torch_dtype id2label num_labels
 problem_type quantization_config compression_config is_original_qwen3_reranker
-classifier_from_token method
+classifier_from_token method token_classification_bias
 """
 
 # Key -> the values that change nothing, and what is supported. The first keys are common to many

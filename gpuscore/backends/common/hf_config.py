@@ -11,6 +11,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
 
 DTYPES = ("bfloat16", "float16", "float32")
+BIAS_COLUMNS = 8  # of a label head with a bias: the first holds it, the others keep rows aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,17 @@ class DecoderConfig:
     one_plus_norms: bool = False  # norm weights are stored minus 1 and applied before rounding
     dtypes: tuple[str, ...] = DTYPES
     classes: tuple[str, ...] | None = None  # of a classification head; None = an LM head
+    head_parts: tuple[str, ...] = ("lm_head",)
 
     @property
     def label_rows(self) -> int:
         """Number of rows of the label head."""
         return self.vocab_size if self.classes is None else len(self.classes)
+
+    @property
+    def head_width(self) -> int:
+        """Number of columns of the label head, with those of the bias."""
+        return self.hidden_size + (BIAS_COLUMNS if "lm_head_bias" in self.head_parts else 0)
 
     def is_linear(self, layer: int) -> bool:
         """True if the layer has linear attention, and a state in place of keys and values."""

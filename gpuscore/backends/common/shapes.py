@@ -18,6 +18,7 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (config.vocab_size, hidden),
         "lm_head": (config.label_rows, hidden),
+        "head_inner": (hidden, hidden),
         "final_norm": (hidden,),
         "input_norm": (hidden,),
         "post_attention_norm": (hidden,),
@@ -66,11 +67,8 @@ def count_parameters(config: DecoderConfig) -> int:
     """Number of the model's parameters; a tied head counts once."""
     shapes = weight_shapes(config)
     in_layers = sum(math.prod(shapes[part]) * count for part, count in _in_layers(config))
-    beside = (
-        ("embed", "final_norm")
-        if config.tie_word_embeddings
-        else ("embed", "final_norm", "lm_head")
-    )
+    head = () if config.tie_word_embeddings else config.head_parts
+    beside = ("embed", "final_norm", *head)
     return in_layers + sum(math.prod(shapes[part]) for part in beside)
 
 

@@ -61,7 +61,11 @@ class DecoderWeights(NamedTuple):
     embed_tokens: Array  # [V, E]
     layers: LayerWeights  # of all layers
     norm: Array  # [E]
-    lm_head: Array  # [V, E]; the embedding itself where they are tied, or [classes, E]
+    # [V, E]; the embedding itself where they are tied, or [classes, E] or [classes, E + 8] with a
+    # bias in column E, for which rows end with ones.
+    lm_head: Array
+    head_inner: Array | None = None  # [E, E], of a head of two layers, the first
+    head_inner_bias: Array | None = None
 
 
 class ForwardContext(Protocol):
@@ -201,9 +205,9 @@ class DecoderLayer:
         return State(hidden_states, q, kv, pool)
 
     def of_scored_rows(
-        self, position_embeddings: Rotary, state: State, norm: Array
+        self, position_embeddings: Rotary, state: State, norm: Callable[[Array], Array]
     ) -> tuple[Array, Pool]:
-        """Return the scored rows after the final norm, which come first in [T, E], and the pool.
+        """Return the scored rows after `norm`, which come first in [T, E], and the pool.
 
         So the last layer computes: keys and values of every row, because later batches may read
         them, and all that follows of the scored rows only.
@@ -236,10 +240,14 @@ class DecoderLayer:
         return self._after_attention(residual, q, context.scored, norm), pool
 
     def _after_attention(
-        self, residual: Array, q: Array, rows: Chosen, norm: Array | None = None
+        self,
+        residual: Array,
+        q: Array,
+        rows: Chosen,
+        norm: Callable[[Array], Array] | None = None,
     ) -> Array:
         """Return the residual stream after attention, whose outputs are in `q`, and after the MLP;
-        with the weight of a norm, also normed."""
+        with `norm`, also normed."""
 
         def of_tile(start: Array, size: int, x: Array) -> Array:
             attn_output = self.context.outputs(q, start, size)
@@ -251,8 +259,7 @@ class DecoderLayer:
                 normed = rms_norm(hidden_states, self.weights.post_attention_layernorm, self.config)
                 hidden_states = hidden_states + MLP(self.weights)(normed).astype(jnp.float32)
             if norm is not None:
-                with jax.named_scope("final_norm"):
-                    hidden_states = rms_norm(hidden_states, norm, self.config)
+                hidden_states = norm(hidden_states)
             return put(x, hidden_states.astype(x.dtype), start)
 
         return by_tiles(self.context.tiling, rows[1], of_tile, residual)
@@ -271,12 +278,13 @@ class Decoder(NamedTuple):
     def __call__(
         self, token_ids: Array, positions: Array, context: ForwardContext, pool: Pool
     ) -> tuple[Array, Pool]:
-        """Return hidden states of scored rows after the final norm, [T, E], and the pool.
+        """Return hidden states of scored rows, [T, E] as the label head takes them, and the pool.
 
         The residual stream is float32.
         """
         config = self.config
-        embed_tokens, layers, norm, _ = self.weights
+        embed_tokens = self.weights.embed_tokens
+        layers = self.weights.layers
         with jax.named_scope("embed"):
             hidden_states = chosen(embed_tokens, token_ids).astype(jnp.float32)
         position_embeddings = rotary_tables(positions, config)
@@ -293,8 +301,20 @@ class Decoder(NamedTuple):
         with jax.named_scope("last_layer"):
             weights = jax.tree.map(lambda w: w[last], layers)
             layer = DecoderLayer(jnp.int32(last), config, weights, windows[last], context)
-            hidden_states, pool = layer.of_scored_rows(position_embeddings, state, norm)
+            hidden_states, pool = layer.of_scored_rows(position_embeddings, state, self.norm)
+            width = self.weights.lm_head.shape[1] - config.hidden_size
+            if width:
+                hidden_states = jnp.pad(hidden_states, ((0, 0), (0, width)), constant_values=1)
             return hidden_states.astype(embed_tokens.dtype), pool
+
+    def norm(self, hidden_states: Array) -> Array:
+        """Return the final norm, after the inner layer of a head that has one."""
+        weights = self.weights
+        with jax.named_scope("final_norm"):
+            normed = rms_norm(hidden_states, weights.norm, self.config)
+            if weights.head_inner is None:
+                return normed
+            return jax.nn.relu(linear(normed, weights.head_inner, weights.head_inner_bias))
 
 
 def by_tiles(

@@ -178,7 +178,7 @@ def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device)
     arguments = *jax.tree.map(shaped, (weights, model.pool)), numbers(buffer_length(sizes))
     max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
     hidden = jax.ShapeDtypeStruct(
-        (sizes.tokens, model.config.hidden_size), weights.embed_tokens.dtype, sharding=there
+        (sizes.tokens, model.config.head_width), weights.embed_tokens.dtype, sharding=there
     )
     head = shaped(weights.lm_head)
     return TracedPrograms(

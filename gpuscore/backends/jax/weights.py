@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax import Array
 
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
+from gpuscore.backends.common.hf_config import BIAS_COLUMNS
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.jax.decoder import DecoderWeights, LayerWeights
@@ -34,6 +36,7 @@ PARTS = {
     "down_proj": ("down",),
     "down_bias": ("down_bias",),
 }
+INNER = ("head_inner", "head_inner_bias")  # of a head of two layers
 
 
 def load_weights(
@@ -79,8 +82,10 @@ def weight_shapes_of(
         return shaped(shape)
 
     layers = LayerWeights(**{name: field(parts) for name, parts in PARTS.items()})
-    embed, norm, head = (shaped(shapes[part]) for part in ("embed", "final_norm", "lm_head"))
-    return DecoderWeights(embed, layers, norm, head)
+    embed, norm = (shaped(shapes[part]) for part in ("embed", "final_norm"))
+    head = shaped((config.label_rows, config.head_width))
+    inner = [shaped(shapes[part]) for part in INNER if part in config.head_parts]
+    return DecoderWeights(embed, layers, norm, head, *inner)
 
 
 class _Reader:
@@ -102,10 +107,19 @@ class _Reader:
             embed_tokens=embed,
             layers=LayerWeights(**{field: self._field(parts) for field, parts in PARTS.items()}),
             norm=self._put(self._tensor("final_norm", names["final_norm"])),
-            lm_head=embed if tied else self._put(self._tensor("lm_head", names["lm_head"])),
+            lm_head=embed if tied else self._head(names),
+            **{part: self._put(self._tensor(part, names[part])) for part in INNER if part in names},
         )
         self.files.refuse_left_over(names["lm_head"] if tied else None)
         return weights
+
+    def _head(self, names: Mapping[str, str]) -> Array:
+        head = self._tensor("lm_head", names["lm_head"])
+        if "lm_head_bias" in names:
+            bias = self._tensor("lm_head_bias", names["lm_head_bias"])
+            head = np.pad(head, ((0, 0), (0, BIAS_COLUMNS)))
+            head[:, -BIAS_COLUMNS] = bias
+        return self._put(head)
 
     def _field(self, parts: tuple[str, ...]) -> Any:
         """Read parts of all layers that are one field of `LayerWeights`; None if there are none."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
+from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.ropes import Rope
@@ -312,6 +313,9 @@ class Decoder:
             for layer_idx, layer in enumerate(weights.layers)
         ]
         self.norm = RMSNorm(weights.norm, config, operators)
+        self.head_inner: Linear | None = None
+        if weights.head_inner is not None:
+            self.head_inner = operators.by_rows(Linear(weights.head_inner, operators.products))
         self.rotary_emb = {
             layer.rope: RotaryEmbedding(layer.rope, config, weights, operators)
             for layer in self.layers
@@ -324,7 +328,7 @@ class Decoder:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, score_rows: Tensor, context: ForwardContext
     ) -> Tensor:
-        """Return hidden states [N, E] of `score_rows` after the final norm."""
+        """Return hidden states [N, E] of `score_rows`, as the label head takes them."""
         hidden_states = self.embed_tokens(token_ids)
         residual: Tensor | None = None
         position_embeddings = {rope: emb(positions) for rope, emb in self.rotary_emb.items()}
@@ -338,7 +342,10 @@ class Decoder:
             position_embeddings[last.rope], hidden_states, residual, context, score_rows
         )
         hidden_states, _ = self.norm.after_adding(hidden_states, residual)
-        return hidden_states
+        if self.head_inner is not None:
+            hidden_states = self.head_inner(hidden_states).relu_()
+        width = self.weights.lm_head.shape[1] - self.config.hidden_size
+        return functional.pad(hidden_states, (0, width), value=1.0) if width else hidden_states
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         """Return the residual stream [T, E] in front of all layers, float32."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
-from gpuscore.backends.common.hf_config import Mixture
+from gpuscore.backends.common.hf_config import BIAS_COLUMNS, Mixture
 from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import ALL
@@ -85,9 +85,17 @@ class Checkpoint:
         norm = self._tensor("final_norm", model["final_norm"])
         norm = norm if divisor == 1 else norm / divisor
         head = embed if tied else self._tensor("lm_head", model["lm_head"])
+        inner: LinearWeights | None = None
+        if "lm_head_bias" in model:
+            bias = self._tensor("lm_head_bias", model["lm_head_bias"])
+            head = torch.cat((head, bias[:, None], head.new_zeros(len(head), BIAS_COLUMNS - 1)), 1)
+        if "head_inner" in model:
+            parts = (self._tensor(part, model[part]) for part in ("head_inner", "head_inner_bias"))
+            inner = DenseLinear(*parts)
+            inner = pack(inner) if self.device.type == "cpu" else inner
         layers = tuple(map(self._layer, range(self.architecture.config.num_layers)))
         self.files.refuse_left_over(model["lm_head"] if tied else None)
-        return DecoderWeights(embed, layers, norm, head)
+        return DecoderWeights(embed, layers, norm, head, inner)
 
     def _layer(self, index: int) -> LayerWeights:
         self.files.reopen()

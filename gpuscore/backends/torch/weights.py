@@ -39,7 +39,10 @@ class DecoderWeights:
     embed_tokens: Tensor  # [V, E]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [E]
-    lm_head: Tensor  # [V, E]; the embedding itself where they are tied, or [classes, E]
+    # [V, E]; the embedding itself where they are tied, or [classes, E] or [classes, E + 8] with a
+    # bias in column E, for which rows end with ones.
+    lm_head: Tensor
+    head_inner: LinearWeights | None = None  # of a head of two layers, the first
 
 
 def shortened(

@@ -41,9 +41,10 @@ from gpuscore.server.http.headers import request_seconds
 from gpuscore.server.http.rounds import in_time
 from gpuscore.server.service import ScoringService
 from gpuscore.text.boundaries import announce
+from gpuscore.types.item_errors import renumbered
 from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord, record_of
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import renumbered, scored_places
+from gpuscore.types.results import scored_places
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 

@@ -125,7 +125,10 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:  # otherwise it is a trailer field, and those are dropped
-            super().on_header(name, value.strip(b" \t"))
+            name = name.lower()
+            if name == b"expect" and value.strip(b" \t").lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value.strip(b" \t")))
 
     def on_body(self, body: bytes) -> None:
         size = len(body)
@@ -317,7 +320,6 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _answered(self, cycle: RequestResponseCycle) -> None:
         cycle.response_complete = True
         cycle.message_event.set()
-        self.server_state.total_requests += 1
         if not cycle.keep_alive:
             self._close()
 

@@ -105,13 +105,8 @@ class Metrics:
         }
 
     def finished(self, record: RequestRecord) -> None:
-        self._requests(
-            route=record.route,
-            method=record.method,
-            status=str(record.status),
-            code=record.code,
-            model=record.model,
-        ).inc()
+        # In the labels' order: by name they would cost a microsecond more.
+        self._requests(record.route, record.method, record.status, record.code, record.model).inc()
         if record.code == LEFT_CODE:
             self._cancelled(record.progress).inc()
         elif record.code and record.route in DIALECT_OF and not record.accepted:

@@ -25,11 +25,11 @@ from gpuscore_kernels.extend_attention.table import (
     MASKED_FIELDS,
     MASKED_START,
     NUM_KEYS,
-    OWN,
     POSITION,
     QUERY_ROW,
     ROW_FIELDS,
-    WHOSE,
+    SAME,
+    SEGMENT,
     Flags,
     Ints,
     Layout,
@@ -227,7 +227,7 @@ class SourceKeys(NamedTuple):
     length: Wide  # the most keys that a row of the carrier sees
     full: Wide | None  # number of first keys that come before every row of the tile; None = 0
     position: Wide | int  # of key 0
-    whose: Wide | int  # as the column of masked tiles
+    segment: Wide | int  # as the column of masked tiles
     row: Wide | None  # of key 0 in the batch; None = the keys are in the pool
 
 
@@ -271,7 +271,7 @@ class FullRuns:
     def _add_with_window(
         self, keys: SourceKeys, full: Wide, end: Wide, lowest: Wide, highest: Wide
     ) -> tuple[Wide, Wide]:
-        size, own, t = self.shape.keys, self.shape.own, keys.tile
+        size, own, t = self.shape.keys, self.shape.masked_keys, keys.tile
         seen, all_see = lowest[t] - keys.position, highest[t] - keys.position
         low = np.clip(seen // size, 0, end)
         begin = np.clip(-(-all_see // size), low, end)
@@ -300,11 +300,11 @@ class FullRuns:
         made[:, KEY_START] = first if keys.row is None else first + keys.row
         made[:, NUM_KEYS] = count
         made[:, KEY] = first + keys.position
-        made[:, WHOSE] = keys.whose
+        made[:, SEGMENT] = keys.segment
         made[:, IS_PACKED] = keys.row is not None
         made[:, TILE] = keys.tile
         made[:, BEFORE] = before
-        if isinstance(keys.whose, int) and keys.whose == OWN:
+        if isinstance(keys.segment, int) and keys.segment == SAME:
             made[:, KEY] = made[:, KEY_START]
             made = made if self.shape.is_steady else _joined(made)
         self.ranges.append(made)
@@ -314,7 +314,7 @@ class FullRuns:
 
         slots: tells where a prefix's keys are; None = there are none in the pool.
         """
-        own, ranges = self.shape.own, self.ranges[0]
+        own, ranges = self.shape.masked_keys, self.ranges[0]
         if len(self.ranges) > 1:
             ranges = np.concatenate(self.ranges)
             ranges = ranges[ranges[:, TILE].argsort(kind="stable")]

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from gpuscore_kernels.extend_attention.table import (
     BATCH_ROW,
-    OWN,
     POSITION,
     QUERY_ROW,
+    SAME,
     SHARED,
     DeviceTiles,
 )
@@ -100,13 +100,13 @@ def _tiles_of_keys(
         yield bool(entry[4]), entry[0], entry
 
 
-def _visible(key: Tensor, whose: int, members: Tensor, window: int | None) -> Tensor:
-    """Return which keys the rows see; of OWN keys, `key` is a row of the batch."""
+def _visible(key: Tensor, segment: int, members: Tensor, window: int | None) -> Tensor:
+    """Return which keys the rows see; of SAME keys, `key` is a row of the batch."""
     first = members[2].unsqueeze(1)
-    newest = members[BATCH_ROW if whose == OWN else POSITION].unsqueeze(1)
+    newest = members[BATCH_ROW if segment == SAME else POSITION].unsqueeze(1)
     visible = torch.le(key, newest)
     if window is not None:
         visible = visible & (key > newest - window)
-    if whose == SHARED:
+    if segment == SHARED:
         return visible
-    return visible & (torch.ge(key, first) if whose == OWN else torch.eq(first, whose))
+    return visible & (torch.ge(key, first) if segment == SAME else torch.eq(first, segment))

@@ -27,17 +27,17 @@ Flags: TypeAlias = NDArray[np.bool_]
     POOL_START,  # in `pool_tiles`: full tiles of the cached prefix
     POOL_END,
     NUM_PACKED,  # full tiles of this batch: the i-th starts at row
-    NUM_ROOT,  # (i < NUM_ROOT ? ROOT_BASE : OWN_BASE) + i * keys
+    NUM_ROOT,  # (i < NUM_ROOT ? ROOT_BASE : SEGMENT_BASE) + i * keys
     ROOT_BASE,
-    OWN_BASE,
+    SEGMENT_BASE,
 ) = range(11)
 TILE_FIELDS = 11
-# Columns of `TileTable.masked`. KEY: the position of the first key; for OWN its row in the batch.
-KEY_START, NUM_KEYS, KEY, WHOSE, IS_PACKED = range(5)
+# Columns of `TileTable.masked`. KEY: the position of the first key; for SAME its row in the batch.
+KEY_START, NUM_KEYS, KEY, SEGMENT, IS_PACKED = range(5)
 MASKED_FIELDS = 5
-# WHOSE: the first row of the segment whose rows see the keys, or one of these.
+# SEGMENT: the first row of the segment whose rows see the keys, or one of these.
 SHARED = -1  # every row of the tile sees them
-OWN = -2  # a row sees the keys of its own segment, up to itself
+SAME = -2  # a row sees the keys of its own segment, up to itself
 # Rows of `TileTable.rows`.
 QUERY_ROW, BATCH_ROW, FIRST_ROW, POSITION = range(4)  # FIRST_ROW: the first row of its segment
 ROW_FIELDS = 4
@@ -45,13 +45,13 @@ ROW_FIELDS = 4
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """Sizes of tiles; `keys` divides the page size and `own` divides `keys`."""
+    """Sizes of tiles; `keys` divides the page size and `masked_keys` divides `keys`."""
 
     rows: int  # tokens of a query tile; the kernel has a row per token and head of a KV head
     keys: int  # of a full tile
-    own: int  # of a masked tile
+    masked_keys: int  # of a masked tile
     # A row's tiles do not depend on other rows: keys come in the order of positions, and a masked
-    # tile holds keys of one segment. `own` is then `keys`.
+    # tile holds keys of one segment. `masked_keys` is then `keys`.
     is_steady: bool = False
 
 

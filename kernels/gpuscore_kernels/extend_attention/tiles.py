@@ -38,12 +38,12 @@ from gpuscore_kernels.extend_attention.table import (
     NUM_PACKED,
     NUM_ROOT,
     NUM_ROWS,
-    OWN,
-    OWN_BASE,
     POOL_END,
     POOL_START,
     ROOT_BASE,
     ROW_START,
+    SAME,
+    SEGMENT_BASE,
     SHARED,
     TILE_FIELDS,
     Ints,
@@ -88,7 +88,7 @@ class TableBuilder:
     """
 
     def __init__(self, layout: Layout, shape: TileShape) -> None:
-        if layout.page_size % shape.keys or shape.keys % shape.own:
+        if layout.page_size % shape.keys or shape.keys % shape.masked_keys:
             raise ValueError(f"{shape} does not fit pages of {layout.page_size} tokens")
         self.layout, self.shape = layout, shape
         self.has_prefix = any(layout.prefix_lens.tolist())
@@ -127,7 +127,7 @@ class TableBuilder:
         """Return the number of keys that each query tile reads, times -1."""
         full = tiles[:, POOL_START] - tiles[:, POOL_END] - tiles[:, NUM_PACKED]
         masked = tiles[:, MASKED_START] - tiles[:, MASKED_END]
-        return full * self.shape.keys + masked * self.shape.own
+        return full * self.shape.keys + masked * self.shape.masked_keys
 
     def _groups(self) -> Wide:
         """Return each segment's group number; a tile has rows of one group, which share keys."""
@@ -191,14 +191,14 @@ class _Tiling:
             self._add_root(run, tiles, batch.lineage[0][self.segment[cut.first_piece]])
         for ancestors in batch.lineage[1:]:
             length, position, row = batch.segments.whole(ancestors[self.segment])
-            run.add(SourceKeys(cut.tile, length, None, position, whose=self.row, row=row))
+            run.add(SourceKeys(cut.tile, length, None, position, segment=self.row, row=row))
         self._add_own(run, tiles)
         return tiles, run.masked(tiles, self._slots if batch.has_prefix else None)
 
     def _add_prefix(self, run: FullRuns, tiles: Ints) -> None:
         request = self._request
         length = self.batch.layout.prefix_lens[request].astype(np.int64)
-        begin, count = run.add(SourceKeys(self.every, length, length, 0, whose=SHARED, row=None))
+        begin, count = run.add(SourceKeys(self.every, length, length, 0, segment=SHARED, row=None))
         start = self.batch.pool_tiles[1][request] + begin
         tiles[:, POOL_START] = start
         tiles[:, POOL_END] = start + count
@@ -214,7 +214,7 @@ class _Tiling:
     def _add_root(self, run: FullRuns, tiles: Ints, root: Wide) -> None:
         length, position, row = self.batch.segments.whole(root)
         begin, count = run.add(
-            SourceKeys(self.every, length, length, position, whose=SHARED, row=row)
+            SourceKeys(self.every, length, length, position, segment=SHARED, row=row)
         )
         tiles[:, NUM_ROOT] = count
         tiles[:, ROOT_BASE] = row + begin * self.shape.keys
@@ -224,12 +224,12 @@ class _Tiling:
         full = (self.first + 1) * self.cut.alone
         tile, length = self.cut.tile, self.last + 1
         begin, count = run.add(
-            SourceKeys(tile, length, full, self.position, whose=OWN, row=self.row)
+            SourceKeys(tile, length, full, self.position, segment=SAME, row=self.row)
         )
         last, root = self.cut.last_piece, tiles[:, NUM_ROOT]
         tiles[:, NUM_PACKED] = root + count[last]
         start = self.row + begin * self.shape.keys
-        tiles[:, OWN_BASE] = start[last] - root * self.shape.keys
+        tiles[:, SEGMENT_BASE] = start[last] - root * self.shape.keys
 
     def _edges(self) -> tuple[Wide, Wide] | None:
         """Per tile: the first position that any row sees, and the first that all rows see."""

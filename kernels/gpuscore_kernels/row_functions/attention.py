@@ -58,7 +58,7 @@ class AttentionFunctions:
         """
         (count, heads, size), kv_heads, shape = rows[0].shape, rows[1].shape[1], tiles.shape
         group = heads // kv_heads
-        if (shape.keys, shape.own) != (KEYS, KEYS) or tiles.rows.shape[1] != count:
+        if (shape.keys, shape.masked_keys) != (KEYS, KEYS) or tiles.rows.shape[1] != count:
             raise ValueError(f"a table of {tiles.rows.shape[1]} rows and {shape} does not fit")
         out = torch.empty(count, heads, size, dtype=self._dtype)
         by_slot = (x.transpose(0, 1) for x in pool)

@@ -6,7 +6,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.delta_net import LONGEST, Walks, strengths
+from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks, strengths
 from gpuscore_kernels.row_functions.build import check, declare
 
 _P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
@@ -85,14 +85,14 @@ class DeltaFunctions:
         check(walks.chunks, (len(walks.chunks), 4), torch.int32)
         check(walks.walks, (sum(walks.levels), 3), torch.int32)
         longest = int(walks.chunks[:, 0].diff().max())
-        if longest > LONGEST:
-            raise ValueError(f"a chunk has {longest} rows; supported: up to {LONGEST}")
+        if longest > CHUNK_SIZE:
+            raise ValueError(f"a chunk has {longest} rows; supported: up to {CHUNK_SIZE}")
         out, held = (
             torch.empty(rows, heads, value_size),
             pool.new_empty(walks.held, *pool.shape[1:]),
         )
         threads = torch.get_num_threads()
-        of_chunk = LONGEST * (key_size + 2 * LONGEST + value_size)
+        of_chunk = CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size)
         work = torch.empty(threads * (of_chunk + key_size * value_size))
         for level in torch.split(walks.walks, list(walks.levels)):
             self._library.delta_walks(
