@@ -37,11 +37,12 @@ from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.attention.tiled import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.decoder import Decoder
-from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.queues import HostQueue
 from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.config import RequestLimits
@@ -88,12 +89,12 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
         files = stack.enter_context(empty_files(Path(), architecture, "pt", device=device.type))
         form = loader.WeightFormat(dtype, device)
         weights = loader.Checkpoint(files, architecture, form).read()
-        decoder = Decoder(architecture.config, weights, in_triton, own="triton")
+        decoder = Decoder(architecture.config, weights, Operators(in_triton, impl="triton"))
         pool = KVPool(architecture.config, 1, LIMITS.page_size, dtype, device)
         pool.device = torch.device("cuda")  # by which attention chooses its tiles
         attention = TritonAttention(architecture.config, pool, steady=False)
         states = StatePool(architecture.config, 1, dtype, device)
-        linear = LinearAttention(architecture.config, states, in_triton, "triton")
+        linear = DeltaNetBackend(architecture.config, states, in_triton, "triton")
         launcher = GraphLauncher(
             decoder, attention, linear, queue=HostQueue(), graph_tokens=GRAPH_TOKENS
         )
