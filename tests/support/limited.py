@@ -1,4 +1,4 @@
-"""Runs `gpuscore` with soft and hard limits of descriptors: python -m support.limited SOFT HARD ..."""
+"""Runs `gpuscore` with limits of descriptors: python -m support.limited SOFT HARD WORDS."""
 
 import resource
 import sys
