@@ -232,7 +232,7 @@ class Scheduler:
         for chunk in chunks:
             if chunk.valid and not chunk.scores_query:
                 self.publish(chunk.job, chunk.query[1])
-            self._land(chunk)
+            self._finish(chunk)
         self._successes += 1
         if self._successes >= RECOVERY and self.token_budget < self.limits.max_tokens:
             self.token_budget = min(2 * self.token_budget, self.limits.max_tokens)
@@ -247,7 +247,7 @@ class Scheduler:
         for chunk in chunks:
             if chunk.valid:
                 self.reschedule(chunk.job)
-            self._land(chunk)
+            self._finish(chunk)
 
     def shrink(self) -> None:
         """Evict all cached pages and halve the token budget, after an out-of-memory batch."""
@@ -308,7 +308,7 @@ class Scheduler:
         if not job.removed:
             self._enqueue(job)
 
-    def _land(self, chunk: ScheduledChunk) -> None:
+    def _finish(self, chunk: ScheduledChunk) -> None:
         """Take a chunk whose batch has ended from those in flight."""
         chunk.job.in_flight.remove(chunk)
         self._release_if_done(chunk.job)

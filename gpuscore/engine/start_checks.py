@@ -32,7 +32,7 @@ from gpuscore.types.batch import (
 logger = logging.getLogger(__name__)
 
 LENGTHS = (2, 3, 4, 6, 8, 11, 15, 20)  # tokens of the prompts
-MOST_LABELS = 64
+MAX_LABELS = 64
 # Largest difference that rounding makes between equal log-probabilities, relative to the largest
 # float32 number that they are computed from. Prompts of a working model are some nats apart.
 IDENTICAL = 1e-6
@@ -48,7 +48,7 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
     Raises:
         ConfigError: answers are not finite, or the same for all prompts.
     """
-    reason = _refusal(*_ask(backend))
+    reason = _refusal(*_score_prompts(backend))
     if reason is None:
         return
     if not allow:
@@ -79,11 +79,11 @@ def known_prompts(limits: BackendLimits) -> list[Int32Array]:
 
 def known_labels(limits: BackendLimits) -> Int32Array:
     """Return label ids that are spread over the vocabulary, or over all classes."""
-    count = min(MOST_LABELS, limits.label_rows)
+    count = min(MAX_LABELS, limits.label_rows)
     return np.linspace(0, limits.label_rows - 1, count).astype(np.int32)
 
 
-def _ask(backend: Backend) -> tuple[Float64Array, Float64Array]:
+def _score_prompts(backend: Backend) -> tuple[Float64Array, Float64Array]:
     """Return logits [P, L] of P known prompts and L known labels, and log-sum-exps [P]."""
     labels = known_labels(backend.limits)
     logits: list[Float32Array] = []
@@ -128,13 +128,13 @@ class _Trial:
     others: tuple[Int32Array, ...]  # segments of another request, between the items
     labels: Int32Array
 
-    def beside_the_query(self, order: NDArray[np.int64]) -> Int32Array:
+    def with_the_query(self, order: NDArray[np.int64]) -> Int32Array:
         """Return the bits of these items, in one batch with the query as their parent."""
         parent = Segment(self.query, 0, 0)
         items = [self._segment(self.items[i], len(self.query), 0, 0) for i in order]
         return self._bits([parent, *items], [Prefix(0, NO_TOKENS)])
 
-    def on_the_cache(self, order: NDArray[np.int64]) -> Int32Array:
+    def over_cached_pages(self, order: NDArray[np.int64]) -> Int32Array:
         """Return the bits of these items, over cached pages and between another request's segments.
 
         The query is first computed chunk by chunk into the pages.
@@ -169,12 +169,12 @@ def check_same_bits(backend: Backend) -> None:
     """Raise ConfigError if an item's bits differ between batches."""
     trial = _trial(backend)
     order = np.arange(len(trial.items))
-    expected = trial.beside_the_query(order)
+    expected = trial.with_the_query(order)
     different = np.zeros(len(order), dtype=np.bool_)
-    different |= (trial.beside_the_query(order[::-1]) != expected[::-1]).any(axis=1)[::-1]
-    different |= (trial.on_the_cache(order) != expected).any(axis=1)
+    different |= (trial.with_the_query(order[::-1]) != expected[::-1]).any(axis=1)[::-1]
+    different |= (trial.over_cached_pages(order) != expected).any(axis=1)
     for index in (0, -1):
-        different[index] |= (trial.beside_the_query(order[[index]]) != expected[index]).any()
+        different[index] |= (trial.with_the_query(order[[index]]) != expected[index]).any()
     if different.any():
         raise ConfigError(
             f"--deterministic: on this machine the scores of {different.sum()} of {len(order)} "

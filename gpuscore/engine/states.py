@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from gpuscore.engine.pages import PageKey, PagePool
 from gpuscore.types.batch import BackendLimits
 
-SPACING = 512  # tokens, at least, between the states of one query that are kept for others
-MOST = 8  # such states of one query
+MIN_SPACING = 512  # tokens, at least, between the states of one query that are kept for others
+MAX_KEPT = 8  # such states of one query
 RESERVE = 4  # a request takes slots for them while over one of so many is free or cached
 
 
@@ -95,8 +95,8 @@ class StateSlots(PagePool):
     def _boundaries(self, cached_tokens: int, query_length: int) -> list[int]:
         """Return the numbers of query tokens whose state is worth a slot, the best first."""
         last = query_length // self._page_size * self._page_size
-        spacing = SPACING
-        while last - cached_tokens > (MOST - 1) * spacing:
+        spacing = MIN_SPACING
+        while last - cached_tokens > (MAX_KEPT - 1) * spacing:
             spacing *= 2
         first = (cached_tokens // spacing + 1) * spacing
         spaced = [tokens for tokens in range(first, last, spacing) if tokens % self._page_size == 0]

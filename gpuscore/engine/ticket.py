@@ -24,6 +24,9 @@ from gpuscore.types.batch import (
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
 Places = NDArray[np.integer]
+Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
+
+NO_LOGITS: Float32Array = np.empty(0, dtype=np.float32)
 
 
 def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
@@ -37,11 +40,6 @@ def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError)
         pass
 
 
-Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
-
-NO_LOGITS: Float32Array = np.empty(0, dtype=np.float32)
-
-
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request in the engine: its future, its times, and the rows that have arrived."""
@@ -49,7 +47,7 @@ class Ticket:
     plan: Plan
     future: "Future[ScoreResult]"
     progress: Progress | None
-    arrived: float  # seconds, monotonic
+    arrived_at: float  # seconds on the engine's clock
     scheduled_at: float | None = None  # when its first batch was scheduled ...
     launched_at: float | None = None  # ... and launched
     computed_tokens: int = 0
@@ -151,7 +149,7 @@ class Ticket:
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
-            count = self.request.num_top  # another request of the batch may want more
+            count = self.request.num_top  # another request of the batch may have more
             self.top_ids[places] = scores.top_ids[rows, :count][kept]
             self.top_logits[places] = scores.top_logits[rows, :count][kept]
         return nonfinite_items, num_nonfinite
@@ -176,7 +174,7 @@ class Ticket:
             top_logits=self.top_logits if request.num_top else None,
             computed_tokens=max(0, self.computed_tokens - self.plan.label_tokens),
             timings=Timings(
-                queue=self.scheduled_at - self.arrived,
+                queue=self.scheduled_at - self.arrived_at,
                 batch=self.launched_at - self.scheduled_at,
                 device=done_at - self.launched_at,
             ),

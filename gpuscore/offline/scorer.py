@@ -254,7 +254,7 @@ class Scorer:
         read = listed(documents, "documents")
         if top_n is not None and top_n < 1:
             raise InvalidRequest(f"top_n is {top_n}, it must be at least 1", param="top_n")
-        scored = self._in_family(query, read, options, name="documents")
+        scored = self._score_in_family(query, read, options, name="documents")
         places = np.array(scored_places(scored.errors, len(read)), dtype=np.int64)
         chosen = places[np.argsort(-scored.scores[places], kind="stable")[:top_n]]
         return Ranking(
@@ -284,7 +284,7 @@ class Scorer:
         read = pairs_of(pairs)
         queries = [query for query, _ in read]
         documents = [document for _, document in read]
-        return self._in_family(queries, documents, options, name="pairs")
+        return self._score_in_family(queries, documents, options, name="pairs")
 
     @takes_options
     def classify(
@@ -322,7 +322,7 @@ class Scorer:
             **_usage(request, result),
         )
 
-    def _in_family(
+    def _score_in_family(
         self, query: str | list[str], documents: Sequence[str], options: FamilyOptions, name: str
     ) -> PairScores:
         """Score documents, in their order, in the prompt of the family."""

@@ -89,7 +89,7 @@ class ScoreBatches:
             return self._scorer.score_pairs(pairs, **self._options)
         try:
             return self._scorer.score(pairs[0][0], [item for _, item in pairs], **self._options)
-        except item_errors.OF_ITEMS as error:
+        except item_errors.ITEM_ERRORS as error:
             if self._fails or error.param != "query":  # such as of labels, which all rows share
                 raise
             # A query that is too long makes all its rows bad ones.

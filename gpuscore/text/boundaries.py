@@ -83,14 +83,15 @@ def announced_to(hear: Callable[[int], None]) -> Iterator[None]:
         _hears.reset(token)
 
 
-COPIED = 16  # tokens or characters that are copied or searched in the time that one is tokenised
+# Tokens or characters that are copied or searched in the time that one is tokenised.
+COPIES_PER_TOKEN = 16
 # Characters that the tokenizer gets at a time. A piece cannot be interrupted and takes some 20 ms.
 PIECE_CHARS = 1 << 16
 # A text takes as long as that many characters besides its own, for the objects that are made.
-PER_TEXT = 100
+TEXT_OVERHEAD = 100
 
 # Characters in which a piece's end is searched; without one the rest of a text is a single piece.
-SEARCHED = 16 * PIECE_CHARS
+SEARCH_CHARS = 16 * PIECE_CHARS
 
 FindSplit = Callable[[str, int, int], int | None]
 
@@ -126,7 +127,7 @@ def pieces(text: str, find_split: FindSplit | None) -> Iterator[tuple[int, str]]
     while True:
         end = None
         if find_split is not None and len(text) - start > PIECE_CHARS:
-            end = find_split(text, start + PIECE_CHARS, start + SEARCHED)
+            end = find_split(text, start + PIECE_CHARS, start + SEARCH_CHARS)
         begin = max(0, start - 1)
         end = end or len(text)
         yield begin, text[begin:end]
@@ -140,12 +141,12 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for text in texts:
-        if batch and size + len(text) + PER_TEXT > PIECE_CHARS:
+        if batch and size + len(text) + TEXT_OVERHEAD > PIECE_CHARS:
             yield batch
             batch = []
             size = 0
         batch.append(text)
-        size += len(text) + PER_TEXT
+        size += len(text) + TEXT_OVERHEAD
         if is_long(text):  # yielded before the next text is read, because it may be refused
             yield batch
             batch = []
@@ -156,11 +157,11 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def cost(batch: Iterable[str]) -> int:
     """Return the characters of a single text that takes as long to tokenise as the batch."""
-    return sum(len(text) + PER_TEXT for text in batch)
+    return sum(len(text) + TEXT_OVERHEAD for text in batch)
 
 
 @contextmanager
-def beside(around: int, limit: int | None) -> Iterator[int | None]:
+def limit_beside(around: int, limit: int | None) -> Iterator[int | None]:
     """Yield the limit for a text to which `around` tokens are added; OverLimit counts both."""
     try:
         yield None if limit is None else limit - around
@@ -205,7 +206,7 @@ class Boundaries:
         width = FIRST_SEARCH
         end = min(end, len(text))
         while start < end:
-            announce(width // COPIED)
+            announce(width // COPIES_PER_TOKEN)
             stop = min(start + width, end)
             split = next(self._splits(text, start, stop), None)
             if split is not None:
@@ -219,7 +220,7 @@ class Boundaries:
         stop = len(text)
         width = FIRST_SEARCH
         while stop > 1:
-            announce(width // COPIED)
+            announce(width // COPIES_PER_TOKEN)
             start = max(1, stop - width)
             splits = deque(self._splits(text, start, stop), maxlen=1)
             if splits:

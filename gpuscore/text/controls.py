@@ -42,8 +42,8 @@ MARKER = re.compile(
     r"|</?[A-Za-z]+(?:_\w+>|:)"  # <start_of_turn>, <dsml:
     r"|</?(?:s|bos|eos|pad|cls|sep|mask|think)>"
 )
-STRUCK = {"<s>", "</s>"}  # tags of HTML in a vocabulary that also has the next one
-UNDERLINED = "<u>"
+STRIKE_TAGS = {"<s>", "</s>"}  # tags of HTML in a vocabulary that also has the next one
+UNDERLINE_TAG = "<u>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def find_controls(tokenizer: Tokenizer, named: Collection[str | int], template: 
     """
     known = frozenset(named)
     added = tokenizer.get_added_tokens_decoder()
-    html = any(token.content == UNDERLINED for token in added.values())
+    html = any(token.content == UNDERLINE_TAG for token in added.values())
     possible = {id for id, token in added.items() if _is_shaped(token.content)}
     ids = {
         id
@@ -201,7 +201,7 @@ def _is_shaped(text: str) -> bool:
 
 
 def _is_marker(text: str, html: bool) -> bool:
-    return MARKER.fullmatch(text) is not None and not (html and text in STRUCK)
+    return MARKER.fullmatch(text) is not None and not (html and text in STRIKE_TAGS)
 
 
 def _text_of(entry: str, tokenizer: Tokenizer) -> str:

@@ -33,7 +33,7 @@ _ENDS = ("bos_token", "eos_token")
 _REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
-def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
+def check_same_ids(directory: Path, tokenizer: Tokenizer) -> None:
     """Raise ConfigError, naming file and key, if transformers would produce other ids.
 
     Args:

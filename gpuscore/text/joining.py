@@ -125,8 +125,8 @@ class PromptBuilder:
         if trie is not None or token is not None:  # the last token of a label is not computed
             after = 0 if trie is None else trie.longest - 1
             builder = PromptBuilder(self.encoder, self.backend, self.limits, after, token=token)
-        parts = None if inputs.is_text or errors else builder._ids_at_once(inputs)
-        query, items = builder._one_by_one(inputs, errors) if parts is None else parts
+        parts = None if inputs.is_text or errors else builder._factor_ids(inputs)
+        query, items = builder._factor_prompts(inputs, errors) if parts is None else parts
         if token is not None:
             query, items, labels, readouts = read_at(token, query, items, labels)
         request = ScoreRequest(
@@ -141,7 +141,7 @@ class PromptBuilder:
         self.check_tokens("items", most_tokens(request, self.backend))
         return request
 
-    def _one_by_one(
+    def _factor_prompts(
         self, inputs: ScoreInput, errors: ItemErrors | None
     ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
         """Make the prompts one by one and return the query and the items."""
@@ -225,7 +225,7 @@ class PromptBuilder:
             prompts.append(checked)
             total += len(checked)
             if isinstance(elements[0], str):
-                stop_over(limit, total, name)
+                check_partial_total(limit, total, name)
         self.check_tokens(name, total)
         return tuple(prompts)
 
@@ -240,7 +240,7 @@ class PromptBuilder:
         if count > limit:
             raise TooManyTokens(f"{count} tokens, the limit is {limit}", param=name)
 
-    def _ids_at_once(self, inputs: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
+    def _factor_ids(self, inputs: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
         """Return the result of `factor`, computed faster; None if that is not possible."""
         size = len(inputs.query) + sum(map(len, inputs.items))
         # With these, the prefix that is split off is not the query.
@@ -340,7 +340,7 @@ def factor(
         tails.append(prompt[shared[-1] :].copy())
         total += len(prompt)
         least_shared = min(least_shared, shared[-1])
-        stop_over(limit, total - (len(shared) - 1) * least_shared, name)
+        check_partial_total(limit, total - (len(shared) - 1) * least_shared, name)
     shortest = min(s + len(tail) for s, tail in zip(shared, tails, strict=True))
     longest_prefix = least_shared if len(shared) > 1 else query_length
     length = min(longest_prefix, shortest - 1)
@@ -363,12 +363,12 @@ def split(
         first = prompt if first is None else first
         items.append(prompt[prefix_length:].copy())  # a view would keep the whole prompt in memory
         total += len(prompt) - prefix_length
-        stop_over(limit, total, name)
+        check_partial_total(limit, total, name)
     assert first is not None  # noqa: S101  (there is at least one)
     return first[:prefix_length], tuple(items)
 
 
-def stop_over(limit: int, least: int, name: str) -> None:
+def check_partial_total(limit: int, least: int, name: str) -> None:
     """Raise TooManyTokens if a request, read only in part so far, has over `limit` tokens."""
     if least > limit:
         raise TooManyTokens(f"at least {least} tokens, the limit is {limit}", param=name)

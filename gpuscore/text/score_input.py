@@ -24,10 +24,16 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
-from gpuscore.text.boundaries import COPIED, OverLimit, announce
+from gpuscore.text.boundaries import COPIES_PER_TOKEN, OverLimit, announce
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array
-from gpuscore.types.item_errors import OF_ITEMS, ItemErrors, ItemsRefused, check_text, checked_texts
+from gpuscore.types.item_errors import (
+    ITEM_ERRORS,
+    ItemErrors,
+    ItemsRefused,
+    check_text,
+    checked_texts,
+)
 from gpuscore.types.request import LabelTrie, Terms
 
 
@@ -100,13 +106,13 @@ def _check_label_fields(inputs: ScoreInput) -> None:
     if len(named) > 1:
         raise InvalidRequest(f"send only one of {' and '.join(named)}", param=named[0])
     if inputs.labels is not None:
-        _some_label(inputs.labels, "labels")
+        _check_not_empty(inputs.labels, "labels")
         return
     if inputs.label_sequences is not None:
         _check_sequences(inputs.label_sequences)
     if inputs.label_token_ids is None:
         return
-    _some_label(inputs.label_token_ids, "label_token_ids")
+    _check_not_empty(inputs.label_token_ids, "label_token_ids")
     lists = lists_of(inputs.label_token_ids)
     if len(lists) not in (0, len(inputs.label_token_ids)):
         raise InvalidRequest(
@@ -119,11 +125,11 @@ def _check_label_fields(inputs: ScoreInput) -> None:
             param="label_token_ids",
         )
     for index, ids in enumerate(lists):
-        _some_label(ids, f"label_token_ids[{index}]")
+        _check_not_empty(ids, f"label_token_ids[{index}]")
 
 
 def _check_sequences(sequences: Sequence[Sequence[int]]) -> None:
-    _some_label(sequences, "label_sequences")
+    _check_not_empty(sequences, "label_sequences")
     if len(lists_of(sequences)) < len(sequences):
         raise InvalidRequest(
             "label_sequences must be lists of integers, one per label", param="label_sequences"
@@ -139,13 +145,13 @@ def lists_of(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[i
     return [x for x in labels if not isinstance(x, int | np.integer)]
 
 
-def _some_label(labels: Sequence[object], param: str) -> None:
+def _check_not_empty(labels: Sequence[object], param: str) -> None:
     if not len(labels):
         raise EmptyLabels(f"{param} must hold at least one label", param=param)
 
 
 PromptsFrom = Callable[[int], Iterator[Int32Array]]  # the prompts from this number on
-FEW = 16  # up to this many ids are checked one by one
+FEW_IDS = 16  # up to this many ids are checked one by one
 
 
 class PromptChecks:
@@ -180,7 +186,7 @@ class PromptChecks:
             try:
                 with self.too_long(f"{name}[{index}]"):
                     prompt = next(source, None)
-            except OF_ITEMS as error:
+            except ITEM_ERRORS as error:
                 if errors is None:
                     raise
                 errors.add(index, error)
@@ -188,7 +194,7 @@ class PromptChecks:
                 continue
             if prompt is None:
                 break
-            announce(len(prompt) // COPIED)  # for copying it
+            announce(len(prompt) // COPIES_PER_TOKEN)  # for copying it
             if errors is None or index not in errors:
                 self._check_prompt(prompt, index, name, errors)
             if not errors:
@@ -208,7 +214,7 @@ class PromptChecks:
                 raise NoExtractionToken(
                     f"{param} does not hold the extraction token, {self.token}", param=param
                 )
-        except OF_ITEMS as error:
+        except ITEM_ERRORS as error:
             if errors is None:
                 raise
             errors.add(index, error)
@@ -246,7 +252,7 @@ class PromptChecks:
         self, values: Sequence[int] | Int32Array, param: str, rows: int, what: str
     ) -> Int32Array:
         """Return ids as int32 [n], all with 0 <= id < rows; `what` names them in errors."""
-        if 0 < len(values) <= FEW and all(type(id) is int and 0 <= id < rows for id in values):
+        if 0 < len(values) <= FEW_IDS and all(type(id) is int and 0 <= id < rows for id in values):
             return np.array(values, dtype=np.int32)  # faster than the array operations below
         ids = np.asarray(values)
         if ids.size == 0:

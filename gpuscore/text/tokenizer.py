@@ -15,11 +15,11 @@ from gpuscore.text.boundaries import (
     OverLimit,
     announce,
     batches,
-    beside,
     check_limit,
     cost,
     find_boundaries,
     is_long,
+    limit_beside,
     pieces,
 )
 from gpuscore.text.controls import (
@@ -31,10 +31,10 @@ from gpuscore.text.controls import (
     without_controls,
 )
 from gpuscore.text.declared import (
+    check_same_ids,
     continuing,
     named_tokens,
     rebuild,
-    refuse_other_ids,
 )
 from gpuscore.types.batch import NO_TOKENS, Int32Array
 
@@ -87,7 +87,7 @@ class TextEncoder:
             return None
         try:
             tokenizer = Tokenizer.from_file(str(path))
-            refuse_other_ids(directory, tokenizer)
+            check_same_ids(directory, tokenizer)
             rebuild(directory, tokenizer)
             return cls(tokenizer, named_tokens(directory), template)
         except (KeyboardInterrupt, SystemExit, ConfigError):
@@ -115,11 +115,11 @@ class TextEncoder:
         """
         for batch in batches(prompts):
             if is_long(batch[0]):
-                yield self._long(batch[0], special, limit)
+                yield self._encode_long(batch[0], special, limit)
                 continue
             announce(cost(batch))
             for encoding in self._encode(batch, special):
-                yield self._allowed(np.array(encoding.ids, dtype=np.int32))
+                yield self._checked(np.array(encoding.ids, dtype=np.int32))
 
     def opening_ids(self, text: str, limit: int | None = None) -> Int32Array:
         """Return the ids with which a prompt begins that begins with this text; raises
@@ -169,16 +169,16 @@ class TextEncoder:
 
         def prompts(start: int) -> Iterator[Int32Array]:
             if not shared:
-                shared.append(self._around(head, tail, item_first, limit))
+                shared.append(self._ids_around(head, tail, item_first, limit))
             opening, closing, skipped = shared[0]
-            with beside(len(opening) + len(closing) - skipped, limit) as left:
+            with limit_beside(len(opening) + len(closing) - skipped, limit) as left:
                 texts = (f"{i}{head}" if item_first else f"{tail}{i}" for i in items(start))
                 for ids in self.prompts(texts, False, left):
                     yield np.concatenate((opening, ids[skipped:], closing))
 
         return prompts
 
-    def _around(
+    def _ids_around(
         self, head: str, tail: str, item_first: bool, limit: int | None
     ) -> tuple[Int32Array, Int32Array, int]:
         """Return the ids before and after each item's, and how many first ids of an item to drop.
@@ -204,10 +204,10 @@ class TextEncoder:
             return 0
         return len(self._specials.opening) + len(self.plain_ids(query[:split], limit))
 
-    def _allowed(self, ids: Int32Array) -> Int32Array:
+    def _checked(self, ids: Int32Array) -> Int32Array:
         return ids if self._forbidden is None else self._forbidden.checked(ids)
 
-    def _long(self, text: str, special: bool, limit: int | None) -> Int32Array:
+    def _encode_long(self, text: str, special: bool, limit: int | None) -> Int32Array:
         """Encode one text in pieces; raise OverLimit once it has more than `limit` tokens."""
         # With boundaries, `_specials` are known, so the pieces are encoded without them.
         in_parts = special and self.boundaries is not None
@@ -217,13 +217,13 @@ class TextEncoder:
         check_limit(count, limit)
         for begin, piece in pieces(text, self._find_split):
             skipped = self._num_ids(piece[0]) if begin else 0
-            if limit is not None and self._beginning(piece, limit - count + skipped):
+            if limit is not None and self._encode_start(piece, limit - count + skipped):
                 raise OverLimit(limit + 1)
             announce(len(piece))
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
             check_limit(count, limit)  # before the list of ids, maybe millions, is made
-            arrays.append(self._allowed(np.array(encoding.ids, dtype=np.int32)[skipped:]))
+            arrays.append(self._checked(np.array(encoding.ids, dtype=np.int32)[skipped:]))
         return np.concatenate((*arrays, closing))
 
     def _num_ids(self, guard: str) -> int:
@@ -243,7 +243,7 @@ class TextEncoder:
         seen = end = 0
         for begin, piece in pieces(text, self._find_split):
             skipped = self._num_ids(piece[0]) if begin else 0
-            encoding = self._beginning(piece, count - seen + skipped)
+            encoding = self._encode_start(piece, count - seen + skipped)
             if encoding is None:
                 announce(len(piece))
                 encoding = self._with_places(piece)
@@ -258,7 +258,7 @@ class TextEncoder:
             seen += new
         return text
 
-    def _beginning(self, piece: str, count: int) -> Encoding | None:
+    def _encode_start(self, piece: str, count: int) -> Encoding | None:
         """Return the tokens of a beginning of a piece that has no safe split, so that they are more
         than `count`; None if there is none, or the piece is short.
 

@@ -20,7 +20,7 @@ _ITEM = re.compile(r"(\w+)\[(\d+)\]")
 OnError: TypeAlias = Literal["fail", "null"]
 ON_ERROR = ("fail", "null")
 # Raised while the prompt of one item is made and checked; all others are of the whole request.
-OF_ITEMS = (EmptyPrompt, InvalidRequest, NoExtractionToken, PromptTooLong, TokenIdOutOfRange)
+ITEM_ERRORS = (EmptyPrompt, InvalidRequest, NoExtractionToken, PromptTooLong, TokenIdOutOfRange)
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ def test_what_is_no_list(scorer, value):
 def test_options_that_do_not_exist(scorer):
     calls = {"score": ("q", ["a"]), "classify": (["a"],), "rerank": ("q", ["a"])}
     for method, arguments in (calls | {"score_pairs": ([("q", "a")],)}).items():
-        with pytest.raises(TypeError, match="'lables'; there are .*, on_error|'lables'.* labels, "):
+        with pytest.raises(TypeError, match="'lables'; known are .*, on_error|'lables'.* labels, "):
             getattr(scorer, method)(*arguments, lables=["yes"])
 
 

@@ -159,7 +159,7 @@ class World:
             return
         if self.backend.strikes("poison"):
             self.backend.poison.add(self.states_of(request, 0)[-1])
-        ticket = Ticket(plan, Future(), None, arrived=self.now)
+        ticket = Ticket(plan, Future(), None, arrived_at=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
 
