@@ -2,8 +2,10 @@
 other heads over classes are read at any token."""
 
 import json
+import shlex
 import shutil
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -13,11 +15,15 @@ from tokenizers import Tokenizer
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.prompts.registry import STEP_TOKEN
 from support.backends import needs_jax
 from support.models import TOKENS, random_ids
+from support.serving import QUICK, serving
+
+TYPE = "application/json"
 
 # The prompt of the card of Qwen2.5-Math-PRM, whose template is ChatML.
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -70,6 +76,23 @@ def test_rewards_of_steps(prm, backend):
         np.testing.assert_allclose(rows[:, 1], expected, atol=1e-4, rtol=0)
         np.testing.assert_allclose(rows.sum(axis=1), 1, atol=1e-6)
     assert got.scores[:, 1].std() > 0.1
+
+
+def test_over_http(prm, capfd):
+    """A body needs no label and no token; the request to try that is printed works."""
+    items = [f"{STEP_TOKEN.join(steps)}{STEP_TOKEN}" for steps in ANSWERS]
+    with serving(str(prm[0]), *QUICK) as running:
+        told = httpx.post(f"{running.url}/v1/score", json={"query": QUERY, "items": items}).json()
+        shown = next(line for line in running.process.stdout if "curl" in line)
+        words = shlex.split(shown)
+        tried = httpx.post(words[2], content=words[-1], headers={"Content-Type": TYPE})
+    for rows, item in zip(told["scores"], items, strict=True):
+        expected = card_rewards(prm, QUERY + item)
+        np.testing.assert_allclose([row[1] for row in rows], expected, atol=1e-4, rtol=0)
+    assert len(tried.json()["scores"][0]) == 2, tried.text
+    capfd.readouterr()
+    assert main(["info", str(prm[0])]) == 0
+    assert f"{STEP_TOKEN}, {prm[2].token_to_id(STEP_TOKEN)}" in capfd.readouterr().out
 
 
 def test_the_family_can_be_named(prm, tiny_model):

@@ -55,7 +55,7 @@ def simulate_states(*seeds):
 @pytest.fixture
 def close_states(monkeypatch):
     """Keep states in the middle of the worlds' queries, which are short."""
-    monkeypatch.setattr(states, "SPACING", 4)
+    monkeypatch.setattr(states, "MIN_SPACING", 4)
 
 
 @pytest.mark.parametrize("first", [0, *slow(*range(BLOCK, SEEDS, BLOCK))])
