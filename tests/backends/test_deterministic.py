@@ -87,8 +87,8 @@ FAMILIES = [
 @pytest.mark.parametrize(("family", "dtype", "compiled"), FAMILIES)
 def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
     how = {"dtype": dtype, "compile": compiled}
-    made = scoring(family, **how, max_batch_tokens=600, max_model_len=600)
-    query, items = random_ids(rng, 301), [*some_items(rng, 11), random_ids(rng, 290)]
+    made = scoring(family, **how, max_batch_tokens=320, max_model_len=320)
+    query, items = random_ids(rng, 157), [*some_items(rng, 7), random_ids(rng, 141)]
     alone = np.concatenate([made.bits(query, [item]) for item in items])
     assert len(np.unique(alone[:, 0])) == len(items)  # the items' scores differ
 
@@ -104,7 +104,7 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
     np.testing.assert_array_equal(warm, alone)
 
     others = [
-        made.submit(random_ids(rng, int(n)), some_items(rng, 5)) for n in rng.integers(1, 400, 6)
+        made.submit(random_ids(rng, int(n)), some_items(rng, 3)) for n in rng.integers(1, 200, 4)
     ]
     crowd = [made.submit(query, items, salt="kept"), *others, made.submit(query, items[3:5])]
     np.testing.assert_array_equal(bits_of(crowd[0]), alone)
@@ -113,9 +113,9 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
 
 def test_another_query_with_the_same_beginning(scoring, rng):
     """The last block of the first query is shorter, so its cached pages must not be used."""
-    made = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
-    start, items = random_ids(rng, 300), some_items(rng, 4)
-    query = start + random_ids(rng, 100)
+    made = scoring(dtype="float32", max_batch_tokens=320, max_model_len=320)
+    start, items = random_ids(rng, 172), some_items(rng, 4)
+    query = start + random_ids(rng, 70)
     expected = made.bits(query, items)
     made.bits(start, items, salt="shared")
     np.testing.assert_array_equal(made.bits(query, items, salt="shared"), expected)
