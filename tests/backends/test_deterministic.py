@@ -79,7 +79,9 @@ def some_items(rng, count, longest=40):
 OTHERS = ("gemma2", "gemma3", "llama", "mistral", "qwen3", "qwen3_moe")
 FAMILIES = [
     *(("qwen3", "bfloat16", compiled) for compiled in ("on", "off")),
-    *slow(*((name, "float32", compiled) for name in OTHERS for compiled in ("on", "off"))),
+    ("qwen3", "float32", "on"),
+    *slow(*((name, "float32", "on") for name in OTHERS if name != "qwen3")),
+    *slow(*((name, "float32", "off") for name in OTHERS)),
     *slow(("qwen3", "float16", "on"), ("gemma3", "bfloat16", "on")),
 ]
 
@@ -87,7 +89,8 @@ FAMILIES = [
 @pytest.mark.parametrize(("family", "dtype", "compiled"), FAMILIES)
 def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
     how = {"dtype": dtype, "compile": compiled}
-    made = scoring(family, **how, max_batch_tokens=320, max_model_len=320)
+    # Products that are 96 wide depend on the number of rows, unless they are computed in tiles.
+    made = scoring(family, {"hidden_size": 96}, **how, max_batch_tokens=320, max_model_len=320)
     query, items = random_ids(rng, 157), [*some_items(rng, 7), random_ids(rng, 141)]
     alone = np.concatenate([made.bits(query, [item]) for item in items])
     assert len(np.unique(alone[:, 0])) == len(items)  # the items' scores differ
