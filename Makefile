@@ -1,5 +1,12 @@
-# Two commands on a fresh machine: `make serve` and `make test`.
-PYTHON ?= python3
+# Two commands on a fresh machine: `make serve` and `make test`. `make help` lists all.
+# Pythons that torch has wheels for, as in pyproject.toml. Without PYTHON=, python3 if it is one of them,
+# or else the newest that is there; each environment says which it was made by.
+PYTHONS := 3.11 3.12 3.13 3.14
+ifndef PYTHON
+FITS := import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(PYTHONS)".split())
+PYTHON := $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$name -c '$(FITS)' 2> /dev/null && echo $$name && break; done),python3)
+endif
 # Empty: what GPUSCORE_PORT and GPUSCORE_MODEL say, or gpuscore's own defaults, 8000 and demo.
 PORT ?=
 MODEL ?=
@@ -15,20 +22,26 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu format golden \
         bench-cpu bench-host gpu-day docs release locks image image-test manifests-test
 
+help:
+	@for group in Start 'Every change' 'More tests' Measure Release; do echo "$$group"; \
+	  sed -n "s/^\([a-z-]*\):.*## $$group: \(.*\)/\1|\2/p" Makefile | \
+	  while IFS='|' read -r name said; do printf '  make %-15s %s\n' "$$name" "$$said"; done; done
+
 # Everything that make test and make check need.
-setup: $(STAMP)
+setup: $(STAMP)  ## Start: .venv with all that make test and make check need, torch for CPUs
 
 # No step is silent: each says what it does and how long that takes on two cores and 50 Mbit/s.
 # VENV/bin/python $(PIP) WHAT install PACKAGES
 PIP := -P tools/install.py
 FROM_TORCH := --or-extra-index-url $(TORCH_INDEX) install
 NEW_VENV = @version=$$($(PYTHON) -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>&1 | head -n 1); \
-  case $$version in "Python 3.11"|"Python 3.12") ;; *) \
-    echo "gpuscore needs Python 3.11 or 3.12, and $(PYTHON) is not one ($$version):" \
+  case " $(PYTHONS) " in *" $${version\#Python } "*) ;; *) \
+    echo "gpuscore needs Python $(firstword $(PYTHONS)) to $(lastword $(PYTHONS)), and $(PYTHON) is not one ($$version):" \
       "name another, as in make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12"; exit 1;; \
   esac; echo "making $(@D) by $(PYTHON), $$version: up to half a minute"; $(PYTHON) -m venv $(@D)
 
@@ -85,7 +98,7 @@ CPU_BUILD := $(VENV)/lib/python*/site-packages/torch-*+cpu.dist-info
 
 REAL_MODEL := .cache/smollm2
 
-serve: $(SERVES) $(if $(filter smollm2,$(MODEL)),$(REAL_MODEL)/config.json)
+serve: $(SERVES) $(if $(filter smollm2,$(MODEL)),$(REAL_MODEL)/config.json)  ## Start: a server on port 8000; MODEL=Qwen/Qwen3-Reranker-0.6B PORT=9000; MODEL=smollm2
 	@echo 'starting the server: seconds, or half a minute for a real model'
 	@device=$$(ls -d $(CPU_BUILD) > /dev/null 2>&1 && echo cpu); \
 	GPUSCORE_DEVICE=$${GPUSCORE_DEVICE:-$$device} exec $(BIN)/gpuscore serve $(SERVED) $(addprefix --port ,$(PORT))
@@ -109,21 +122,21 @@ PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --
   --durations 10
 
 # All but what searches long.
-test: setup
+test: setup  ## Every change: all tests except slow and hostile ones
 	$(PYTEST)
 
 # With the tests marked slow; hostile ones and those that need a GPU have targets of their own. What
 # transformers computes is computed again and compared with what make test keeps in .cache/tests.
 # Where libtpu cannot be installed (its wheels are for Linux), its tests are skipped, loudly; with
 # REQUIRE_LIBTPU=1, as in .ci/run, that is an error.
-test-all: setup $(TRITON_VENV)/.installed
+test-all: setup $(TRITON_VENV)/.installed  ## More tests: the slow ones, too
 	@$(MAKE) --no-print-directory $(TPU_VENV)/.installed || \
 	  { echo 'libtpu is not installed: NOTHING IS COMPILED FOR A TPU'; [ '$(REQUIRE_LIBTPU)' != 1 ]; }
 	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile'
 
 # The real model against transformers. Without a network it is not made, and everything is skipped,
 # loudly; with REQUIRE_REAL_MODEL=1, as in .ci/run, that is an error.
-test-real: setup
+test-real: setup  ## More tests: SmolLM2 against transformers; makes it, which needs a network
 	@if $(MAKE) --no-print-directory $(REAL_MODEL)/config.json; then $(BIN)/pytest -c tests/real_model/pytest.ini --numprocesses 2 --dist loadfile $(or $(ARGS),tests/real_model); \
 	else echo 'SmolLM2 cannot be made: NOTHING IS TESTED ON A REAL MODEL'; [ '$(REQUIRE_REAL_MODEL)' != 1 ]; fi
 
@@ -149,7 +162,7 @@ $(TOOLS_VENV)/.installed: tools/requirements.txt
 # them: .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
 PART ?= all
 HOSTILE = $(BIN)/pytest tests/hostile --durations 10
-test-hostile: setup
+test-hostile: setup  ## More tests: attacks, faults and broken models; PART=together
 	@status=0; \
 	$(HOSTILE) -m 'not alone' --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
 	[ '$(PART)' = together ] || $(HOSTILE) -m alone || status=1; \
@@ -157,13 +170,13 @@ test-hostile: setup
 
 # Other people's clients, from PyPI, against a server: minutes of installation the first time, then
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
-test-clients: setup
+test-clients: setup  ## More tests: cohere, openai, litellm and others; ARGS='cohere litellm'
 	$(BIN)/python -P tests/other_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
 # The pages for people in headless Chromium, such as Debian's package, by Playwright's driver; a minute or
 # two. Screenshots for people to look at go to .cache/web. One file: make test-web ARGS=tests/browser/test_docs.py
 CHROMIUM ?= chromium
-test-web: setup $(TOOLS_VENV)/.installed
+test-web: setup $(TOOLS_VENV)/.installed  ## More tests: the pages for people, in headless Chromium
 	@command -v $(CHROMIUM) > /dev/null || { echo "make test-web needs Chromium: apt install chromium"; exit 1; }
 	GPUSCORE=$(BIN)/gpuscore CHROMIUM=$$(command -v $(CHROMIUM)) SCREENSHOTS=.cache/web \
 	  $(TOOLS_VENV)/bin/pytest -c tests/browser/pytest.ini $(or $(ARGS),tests/browser)
@@ -180,7 +193,7 @@ $(RAY_VENV)/.installed: pyproject.toml tests/on_ray/requirements.txt
 	  install --editable '.[ray]' -r tests/on_ray/requirements.txt
 	@touch $@
 
-test-ray: $(RAY_VENV)/.installed
+test-ray: $(RAY_VENV)/.installed  ## More tests: Ray on two local nodes
 	$(RAY_VENV)/bin/python -P -m pytest -c tests/on_ray/pytest.ini $(or $(ARGS),tests/on_ray)
 
 # The environment of llmcompressor, which makes the quantised checkpoints of the tests.
@@ -197,7 +210,7 @@ $(FIXTURES_VENV)/.installed: tests/fixtures/make/requirements.txt
 # Compiles the Triton kernels that real models launch, for every architecture, without a GPU, with the
 # Triton of the tests and with the image's. What was compiled before is found in .cache/triton. What
 # make test-all compiles: make check-kernels ARGS='--arch 90'
-check-kernels: setup $(TRITON_VENV)/.installed
+check-kernels: setup $(TRITON_VENV)/.installed  ## More tests: compiles the Triton kernels without a GPU; ARGS='--arch 90'
 	@status=0; for python in $(BIN) $(TRITON_VENV)/bin; do \
 	  TRITON_CACHE_DIR=.cache/triton PYTHONPATH=$(CURDIR)/tests \
 	    $$python/python -P -m graphs.compiled $(ARGS) || status=1; \
@@ -205,7 +218,7 @@ check-kernels: setup $(TRITON_VENV)/.installed
 
 # Compiles the programs of --backend jax for TPU v5e and v6e, without a TPU, and checks that they fit;
 # at most 20 minutes on two cores. What make test-all compiles: ARGS=--quick
-check-tpu: setup $(TPU_VENV)/.installed
+check-tpu: setup $(TPU_VENV)/.installed  ## More tests: compiles the JAX backend for TPUs without one; ARGS=--quick
 	PYTHONPATH=$(CURDIR)/tests $(TPU_VENV)/bin/python -P -m tpu_code.check $(ARGS)
 
 # The kernels' tests on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
@@ -213,7 +226,7 @@ check-tpu: setup $(TPU_VENV)/.installed
 # the tests that run alone, because one of them takes all of the card's memory.
 PYTEST_GPU = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
   -p no:cacheprovider -m 'not hostile'
-test-gpu:
+test-gpu:  ## More tests: the kernels on a CUDA device
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	  { echo "make test-gpu needs a CUDA device"; exit 1; }
 	@status=0; workers=$$($(PYTHON) -c 'import xdist' 2> /dev/null && \
@@ -228,30 +241,32 @@ test-gpu:
 GOLDEN := tests/fixtures/golden
 RECORD_WITH := $(BIN)/python -P -m gpuscore parity record --device cpu
 RECORD := $(RECORD_WITH) demo --workload quick --threads 1
-golden: setup $(REAL_MODEL)/config.json
+golden: setup $(REAL_MODEL)/config.json  ## Release: new golden scores, after a change of the demo or of parity's workload
 	$(RECORD) --dtype float32 --output $(GOLDEN)/torch-float32.json
 	$(RECORD) --dtype float32 --oracle --output $(GOLDEN)/transformers-float32.json
 	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16.json
 	$(RECORD_WITH) $(REAL_MODEL) --workload text --dtype float32 --oracle --output $(GOLDEN)/smollm2-float32.json
 
 # Never changes files.
-check: setup
+check: setup  ## Every change: formats, types, budgets and the reference; changes nothing
 	$(GENERATE) docs/reference --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -P tools/check_house.py
 
-# Code, and the pages of docs/reference, which are made from it.
-format: setup
+# Code, Markdown, and the pages of docs/reference, which are made from the code.
+MARKDOWN = $(shell git ls-files '*.md' | grep -v ^docs/reference/)
+format: setup $(DOCS_VENV)/.installed  ## Every change: formats code and Markdown, writes docs/reference
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(DOCS_VENV)/bin/mdformat $(MARKDOWN)
 	$(GENERATE) docs/reference
 
-bench-cpu: setup
+bench-cpu: setup  ## Measure: speed on this CPU; bench/README.md has ARGS
 	PYTHONPATH=tests $(BIN)/python -P bench/cpu.py $(ARGS)
 
-bench-host: setup
+bench-host: setup  ## Measure: time of a request around the device's work
 	PYTHONPATH=tests $(BIN)/python -P bench/host.py $(ARGS)
 
 # What was brought along on PYTHONPATH stays visible.
@@ -261,7 +276,7 @@ GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"
 # by default $OUT or gpu-day/. No virtual environment: torch, triton and transformers of PYTHON are
 # enough for most stages; bench/README.md says which wheels the others need. Without a card, or with
 # ARGS='--device cpu', a trial with small sizes.
-gpu-day:
+gpu-day:  ## Measure: figures, parity and tests on a CUDA device, in nine minutes
 	@python=$$(command -v $(PYTHON)); $$python -c 'import torch' 2> /dev/null || \
 	  { $(MAKE) --no-print-directory setup; python=$(BIN)/python; }; \
 	  PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $$python bench/gpu_day.py $(addprefix --output ,$(OUT)) $(ARGS)
@@ -272,7 +287,7 @@ GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
 # MB, without torch); a dead link fails it, and so does a broken list or anything that a page would
 # load from another host. Zensical takes .cache beside mkdocs.yml for its own and empties it.
 # SERVE=1: on http://127.0.0.1:8001 instead, rebuilt at every change, until it is interrupted.
-docs: $(DOCS_VENV)/.installed
+docs: $(DOCS_VENV)/.installed  ## Every change: the documentation into site/; dead links fail; SERVE=1 shows it
 	$(if $(SERVE),$(DOCS_VENV)/bin/zensical serve --dev-addr 127.0.0.1:8001)
 	rm -rf site .cache/site && mkdir -p .cache/site && cp -r docs mkdocs.yml .cache/site
 	cd .cache/site && $(CURDIR)/$(DOCS_VENV)/bin/zensical build --strict
@@ -282,11 +297,11 @@ docs: $(DOCS_VENV)/.installed
 
 # Wheel, source distribution, notes and SBOM, into dist/: built twice, and each extra installed and
 # used, which takes minutes. ARGS='--extras serve batch': only these
-release: setup $(TOOLS_VENV)/.installed
+release: setup $(TOOLS_VENV)/.installed  ## Release: wheel, source distribution, notes and SBOM into dist/; each extra installed
 	$(TOOLS_VENV)/bin/python -P tools/release.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
-locks: setup
+locks: setup  ## Release: pins the packages of the images
 	@$(BIN)/python -c 'import uv' 2>/dev/null || \
 	  $(BIN)/python $(PIP) 'installing uv: seconds' install --editable '.[images]'
 	sh docker/locks/update.sh $(BIN)/uv
@@ -297,12 +312,12 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpuscore/__init__.py)
 DOCKERFILE = docker/Dockerfile$(if $(filter cuda,$(FLAVOUR)),,.$(FLAVOUR))
 BASE ?=
 ENGINE ?= docker
-image:
+image:  ## Release: a container image; FLAVOUR=cpu, cuda or tpu
 	$(ENGINE) build $(if $(filter podman,$(ENGINE)),--format docker) -f $(DOCKERFILE) \
 	  $(addprefix --build-arg BASE=,$(BASE)) $(ARGS) -t gpuscore:$(FLAVOUR) -t gpuscore:$(VERSION)-$(FLAVOUR) .
 
 # Builds an image and checks its container; ENGINE=podman needs no daemon.
-image-test: setup image
+image-test: setup image  ## More tests: builds an image and checks its container; FLAVOUR=cpu, cuda or tpu
 	$(BIN)/python -P docker/test/image_test.py --engine $(ENGINE) --flavour $(FLAVOUR) --image gpuscore:$(FLAVOUR)
 
 # Compose, Kubernetes, Prometheus and Grafana files against their own tools and schemas; no Docker, no
@@ -311,5 +326,5 @@ image-test: setup image
 KUBECTL ?= kubectl
 PROMTOOL ?= promtool
 
-manifests-test: setup $(TOOLS_VENV)/.installed
+manifests-test: setup $(TOOLS_VENV)/.installed  ## More tests: docker/'s and .github/'s files by their own tools
 	KUBECTL=$(KUBECTL) PROMTOOL=$(PROMTOOL) $(TOOLS_VENV)/bin/pytest -p no:cacheprovider docker/checks

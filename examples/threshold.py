@@ -1,8 +1,9 @@
-"""Choose a guard's threshold from labelled texts: threshold.py FILE [MODEL].
+"""Choose a guard's threshold from labelled texts: threshold.py FILE URL LABEL LABEL.
 
-FILE has JSON lines with `prompt`, and `good`, which is true for a text that should pass. One half
-of them, drawn at random, chooses the threshold; the other half, which it has not seen, tells how
-good it is.
+FILE has JSON lines with `prompt`, and `good`, which is true for a text that should pass. The server
+at URL gives each prompt the probability of the first label, which is that of a text that should
+pass. One half of the texts, drawn at random, chooses the threshold; the other half, which it has
+not seen, tells how good it is.
 """
 
 import json
@@ -11,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscore import Scorer
+from gpuscore.client import Client
 
-LABELS = ["yes", "no"]  # the answers for a text that should pass, and for one that should not
 MOST_BAD = 0.02  # the share of bad texts that may pass
 LEAST_MASS = 0.5  # below it, the model's next token is probably neither of the labels
 
@@ -25,14 +25,14 @@ def read(file: str) -> tuple[list[str], np.ndarray]:
     return [row["prompt"] for row in rows], np.array([row["good"] for row in rows], bool)
 
 
-def scores_of(model: str, prompts: list[str]) -> np.ndarray:
+def scores_of(url: str, prompts: list[str], labels: list[str]) -> np.ndarray:
     """Return the probability of the first label for each prompt."""
-    with Scorer(model) as scorer:
-        result = scorer.score("", prompts, labels=LABELS, apply_softmax=True, logprobs=True)
-    unsure = int((result.label_mass < LEAST_MASS).sum())
+    with Client(url, deadline=600) as client:
+        answer = client.classify(prompts, labels=labels, return_label_mass=True)
+    unsure = sum(row.label_mass < LEAST_MASS for row in answer.data)
     if unsure:
         raise SystemExit(f"{unsure} of {len(prompts)} label masses are below {LEAST_MASS}")
-    return result.scores[:, 0]
+    return np.array([row.probs[0] for row in answer.data])
 
 
 def choose(scores: np.ndarray, good: np.ndarray) -> float:
@@ -55,13 +55,13 @@ def at_most(wrong: int, total: int) -> float:
     return float((share + z**2 / total / 2 + spread) / (1 + z**2 / total))
 
 
-def main(file: str, model: str = "demo") -> None:
+def main(file: str, url: str, *labels: str) -> None:
     prompts, good = read(file)
     half = len(prompts) // 2
     for kind in (good, ~good):
         if not kind[:half].any() or not kind[half:].any():
             raise SystemExit(f"{kind.sum()} texts of one kind in {file} are too few")
-    scores = scores_of(model, prompts)
+    scores = scores_of(url, prompts, list(labels))
     threshold = choose(scores[:half], good[:half])
     print(f"threshold {threshold:.4f}, chosen with {half} texts")
     passes, good = scores[half:] >= threshold, good[half:]

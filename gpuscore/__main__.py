@@ -11,7 +11,8 @@ import select
 import signal
 import sys
 
-STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+STANDARD_OUTPUT = 1
+STANDARD_ERROR = 2
 EXIT_FAILED = 1
 EXIT_SIGNAL = 128  # plus the signal's number
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -25,7 +26,8 @@ def main() -> int:
     # After the signals, as this takes a tenth of a second.
     from gpuscore.commands.cli import main as run
 
-    code, refused = 0, None
+    code = 0
+    refused = None
     try:
         code = run()
     except SystemExit as ended:  # argparse has printed help or an error

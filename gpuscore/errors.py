@@ -73,7 +73,7 @@ class EmptyPrompt(GpuscoreError, status=400):
 
 
 class NoExtractionToken(GpuscoreError, status=400):
-    """An item does not hold the token of `score_extraction_token`, so nothing can be read there.
+    """An item does not contain the token of `score_extraction_token`, so it has no scores.
 
     Remedy: Put the token after each candidate of the item.
     """
@@ -83,7 +83,7 @@ class PromptTooLong(GpuscoreError, status=400):
     """A prompt, with a label of several tokens after it, is longer than the model or
     `--max-model-len` allows.
 
-    Remedy: Shorten it; `/rerank` and guards cut documents if `truncate` is true.
+    Remedy: Shorten it; `/rerank` and guards truncate documents if `truncate` is true.
     """
 
 
@@ -95,7 +95,7 @@ class TooManyItems(GpuscoreError, status=400):
 
 
 class TooManyLabels(GpuscoreError, status=400):
-    """An item has more labels than `--max-labels`, or all rows together more than an answer holds.
+    """An item has more labels than `--max-labels`, or the request more than an answer may hold.
 
     Remedy: Ask for fewer labels, or raise the limit.
     """
@@ -118,7 +118,7 @@ class AnswerTooLarge(GpuscoreError, status=400):
 
 
 class InvalidApiKey(GpuscoreError, status=401):
-    """The request has no valid API key, or several.
+    """The request has no valid API key, or more than one.
 
     Remedy: Send one key as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
     """
@@ -221,7 +221,7 @@ class ConfigError(Exception):
 
 
 class UsageError(ConfigError):
-    """The command line asks for what is not there, such as a column: exit code 2."""
+    """The command line names something that does not exist, such as a column: exit code 2."""
 
 
 class EngineFailed(Exception):

@@ -71,6 +71,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage_of_other_files() -> None:
+    """Let garbage collection, which Scorer and the load generator call, visit a file's objects
+    only."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFactory:
     """A factory: tiny_model("llama", **config) -> (directory, transformers model), cached."""

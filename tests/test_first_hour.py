@@ -42,10 +42,27 @@ def test_a_python_that_does_not_fit_is_named(checkout, target):
     done = make(checkout, target, f"PYTHON={other}")
     assert done.returncode == 2
     (said,) = (line for line in done.stdout.splitlines() if not line.startswith("make"))
-    assert "3.11 or 3.12" in said
+    assert "3.11 to 3.14" in said
     assert f"{other} is not one (Python 3.9)" in said
     assert f"make {target} PYTHON=python3.12" in said
     assert not (checkout / ".venv").exists()
+
+
+def test_the_newest_python_that_fits_is_taken(checkout):
+    """Without PYTHON=; python3 does not fit here, and a newer one is not there."""
+    for name, version in (("python3", "3.9"), ("python3.14", "3.15"), ("python3.13", "3.13")):
+        file = checkout / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        code = f"import sys; sys.version_info = {tuple(map(int, version.split('.')))}; "
+        file.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}'\"$2\"\n")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    path = f"{checkout / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {name: kept for name, kept in os.environ.items() if name != "PYTHON"}
+    command = ["make", "-C", checkout, "-n", "setup"]
+    done = subprocess.run(
+        command, env=environment | {"PATH": path}, capture_output=True, text=True, timeout=120
+    )
+    assert "by python3.13, " in done.stdout
 
 
 def install(*arguments, **variables):

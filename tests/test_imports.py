@@ -31,7 +31,7 @@ offline: backends config config.options engine models.hub prompts text
 backends.base:
 backends.common: backends.base config system models
 backends.torch: backends.base backends.common config system gpuscore_kernels torch
-backends.jax: backends.base backends.common config jax
+backends.jax: backends.base backends.common config models jax
 server: gpuscore config config.served dialects engine prompts system text fastapi starlette
   uvicorn prometheus_client
 server.observe.spans: gpuscore dialects server opentelemetry

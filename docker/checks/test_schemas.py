@@ -1,4 +1,4 @@
-"""Checks of docker/compose.yaml, .github/workflows and the dashboard by their tools' schemas."""
+"""Checks of docker/compose.yaml, .github and the dashboard by their tools' schemas."""
 
 import json
 import subprocess
@@ -12,11 +12,10 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 ROOT = Path(__file__).parents[2]
-
-
-CHECKED = [("compose-spec", ROOT / "docker/compose.yaml", "read_only: true")]
-for workflow in sorted((ROOT / ".github/workflows").glob("*.yml")):
-    CHECKED.append(("github-workflows", workflow, "runs-on:"))
+WORKFLOWS = sorted(file.stem for file in (ROOT / ".github/workflows").glob("*.yml"))
+CHECKED = [("github-workflows", ROOT / f".github/workflows/{n}.yml", "runs-on:") for n in WORKFLOWS]
+CHECKED.append(("compose-spec", ROOT / "docker/compose.yaml", "read_only: true"))
+CHECKED.append(("dependabot", ROOT / ".github/dependabot.yml", "schedule:"))
 
 
 def schema_errors(schema: str, path: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from generate import python, routes
 from generate.commands import page_of_commands
 from generate.errors import page_of_errors
+from generate.families import page_of_families, page_of_other_flags
 from generate.metrics import page_of_metrics
 from generate.openapi import openapi
 from generate.settings import page_of_settings
@@ -23,6 +24,8 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "settings.md", page_of_settings()
     yield "metrics.md", page_of_metrics()
     yield "commands.md", page_of_commands()
+    yield "families.md", page_of_families()
+    yield "other-flags.md", page_of_other_flags()
     yield from python.pages()
 
 

@@ -97,9 +97,9 @@ def _print(findings: list[Finding]) -> None:
 
 def _python() -> Finding:
     state = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info[:2] in ((3, 11), (3, 12)):
+    if (3, 11) <= sys.version_info[:2] <= (3, 14):
         return Finding("Python", "OK", state)
-    return Finding("Python", "problem", state, "install Python 3.11 or 3.12")
+    return Finding("Python", "problem", state, "install a Python from 3.11 to 3.14")
 
 
 def _installed() -> Iterator[Finding]:

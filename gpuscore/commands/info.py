@@ -22,6 +22,7 @@ from gpuscore.processes.worker.wire import Placement
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import formula_of
 from gpuscore.prompts.model import ModelFiles
+from gpuscore.prompts.registry import PRM, STEP_TOKEN
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.types.batch import BackendLimits
 
@@ -76,7 +77,8 @@ def _print_model(
         resolved |= wanted.resolved
     family = settings.chosen["family"].value
     files = ModelFiles.read(directory, family, chosen.sources)
-    resolved["family"] = "none" if files.family is None else files.family.name
+    named = PRM if files.step_token is not None else "none"
+    resolved["family"] = named if files.family is None else files.family.name
     rows |= _family_rows(files, config)
     rows["tokenizer"] = "tokenizer.json" if files.encoder else "none: token ids only"
     width = max(map(len, rows))
@@ -89,6 +91,8 @@ def _print_model(
 def _family_rows(files: ModelFiles, config: DecoderConfig) -> dict[str, str]:
     """Return where the model's prompt comes from, what is read after it, and what is shared."""
     family = files.family
+    if files.step_token is not None:
+        return {"prompt family": PRM, "step token": f"{STEP_TOKEN}, {files.step_token}"}
     if family is None:
         return {"prompt family": "none"}
     longest = config.max_position_embeddings

@@ -23,7 +23,7 @@ from gpuscore.dialects.dialect import (
     text_json,
 )
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
-from gpuscore.text.candidates import MAX_CANDIDATES, Answered, Candidates
+from gpuscore.text.candidates import MAX_CANDIDATES, Answered, Candidates, candidate_rows
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.request import ScoreResult
@@ -236,9 +236,8 @@ def completion_json(
             text = sent.text(index, say) if asked.echo else ""
             entries, extra = _Entries(prompt, rows[index], asked, say), list[Iterator[bytes]]()
             if sent.candidates is not None:
-                start = sent.candidates.start
-                skipped = start if asked.every_position else 0
-                found = candidates[index].rows(skipped, len(prompt) - 1 - start)
+                start, every = sent.candidates.start, asked.every_position
+                found = candidate_rows(candidates[index], prompt, start, every)
                 lists = (row.tolist() for row in found)
                 extra = [list_json(lists, max(1, NUMBERS // MAX_CANDIDATES))]
             yield from _choice(index, text, entries, *extra)

@@ -195,8 +195,7 @@ def _rows_of_prompts(
     rows = [Rows.every(len(prompt)) for prompt in prompts]
     if candidates is not None:
         pairs = zip(prompts, labels, strict=True)
-        options = asked.every_position, asked.next_token
-        made = [candidates.rows(prompt, own, *options) for prompt, own in pairs]
+        made = [candidates.rows(prompt, own, asked.every_position) for prompt, own in pairs]
         rows, labels = [own for own, _ in made], [ids for _, ids in made]
     top = _num_top(body, builder) if asked.every_position or asked.next_token else 0
     return request_of(prompts, rows, labels, builder.backend, terms=body.terms, num_top=top)

@@ -25,9 +25,9 @@ from gpuscore.dialects.wire import (
     encode_error,
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest
+from gpuscore.types.item_errors import ItemError, ItemErrors
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import ItemError, ItemErrors
 
 # Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
 SMALL_ITEMS, SMALL_TOKENS, SMALL_CHARS = 64, 4096, 1024

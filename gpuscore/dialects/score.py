@@ -4,6 +4,7 @@ docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -219,7 +220,10 @@ def prepare_score(model: LoadedModel, body: ScoreBody | PairsBody) -> PreparedBo
     if body.on_error == "null":
         builder.check_count("items", body.num_items)
         errors = body.errors()
-    request = builder.build(body.input, errors, model.default_labels)
+    inputs = body.input
+    if inputs.extraction is None:
+        inputs = replace(inputs, extraction=model.prompts.step_token)
+    request = builder.build(inputs, errors, model.default_labels)
     return PreparedBody.of(body, request, errors=None if errors is None else errors.listed())
 
 

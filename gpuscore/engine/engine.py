@@ -1,4 +1,8 @@
-"""The engine: `score_all` queues requests; one thread drives the runner."""
+"""The engine: `score_all` queues requests, and the engine's thread steps a `Runner`.
+
+The thread repeats: move new requests to the runner, let the runner do a step, which may answer
+requests. `scheduler.py` decides what a step computes.
+"""
 
 import logging
 import math
@@ -31,18 +35,19 @@ class Rate:
 
     def __init__(self) -> None:
         self.value = 0.0  # unknown
-        self._done = self._busy = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
 
-    def add(self, done: float, seconds: float) -> None:
-        """Add `done` tokens computed in `seconds`."""
-        kept = math.exp(-seconds / RATE_SECONDS)
-        self._busy = kept * self._busy + seconds
-        self._done = kept * self._done + done
-        self.value = self._done / self._busy if self._busy > 0 else 0.0
+    def add(self, tokens: float, seconds: float) -> None:
+        """Add `tokens` that were computed in `seconds`."""
+        decay = math.exp(-seconds / RATE_SECONDS)
+        self._tokens = decay * self._tokens + tokens
+        self._seconds = decay * self._seconds + seconds
+        self.value = self._tokens / self._seconds if self._seconds > 0 else 0.0
 
 
 class Engine:
-    """Thread-safe front of a `Runner`; `close` fails the requests that are not answered yet.
+    """A thread-safe queue before a `Runner`; `close` fails the requests that are not answered yet.
 
     Args:
         backend: computes the batches.
@@ -75,8 +80,10 @@ class Engine:
         self._runner = Runner(backend, clock, prefix_cache=prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()
-        self._rate, self._capacity = Rate(), Rate()  # of all steps; of well filled ones only
-        self._requests = self._tokens = 0  # in flight
+        self._rate = Rate()  # of all steps
+        self._capacity = Rate()  # of well filled ones only
+        self._requests = 0  # not answered yet
+        self._tokens = 0  # of those requests
         self._closing = False
         self._failed = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -98,7 +105,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the engine's present load and its counters; any thread may call this."""
-        pages, states = self._runner.scheduler.pages, self._runner.scheduler.states
+        pages = self._runner.scheduler.pages
+        states = self._runner.scheduler.states
         with self._condition:
             return EngineStats(
                 requests=self._requests,
@@ -110,7 +118,7 @@ class Engine:
                 capacity=self.rate,
                 counters=self._runner.counters(),
                 tokens_left=self._runner.tokens_left(),
-                running=self._runner.begun(),
+                running=self._runner.num_launched(),
                 states_free=states.num_free,
                 states_cached=states.num_cached,
                 states_used=states.num_used,
@@ -146,7 +154,7 @@ class Engine:
                 self._condition.notify()
         for ticket in tickets:
             if alive:
-                ticket.future.add_done_callback(partial(self._leave, ticket.request.num_tokens))
+                ticket.future.add_done_callback(partial(self._answered, ticket.request.num_tokens))
             else:
                 resolve(ticket.future, _unavailable("the engine is not running"))
         return [ticket.future for ticket in tickets]
@@ -159,7 +167,7 @@ class Engine:
         self._thread.join()
         self._backend.close()
 
-    def _leave(self, tokens: int, _: "Future[ScoreResult]") -> None:
+    def _answered(self, tokens: int, _: "Future[ScoreResult]") -> None:
         with self._condition:
             self._requests -= 1
             self._tokens -= tokens
@@ -193,15 +201,17 @@ class Engine:
             return not self._closing
 
     def _step(self) -> None:
-        start, done = self.clock(), self._runner.computed_tokens
+        """Do a step, and measure its rate."""
+        start = self.clock()
+        computed_before = self._runner.computed_tokens
         self._runner.step()
         # A batch is launched in one step and collected in the next, so one step alone gives no
         # rate; `Rate` divides sums over several steps.
         elapsed = max(0.0, self.clock() - start)
-        done = self._runner.computed_tokens - done
-        self._rate.add(done, elapsed)
-        if done * WELL_FILLED >= self.limits.max_tokens:
-            self._capacity.add(done, elapsed)
+        computed = self._runner.computed_tokens - computed_before
+        self._rate.add(computed, elapsed)
+        if computed * WELL_FILLED >= self.limits.max_tokens:
+            self._capacity.add(computed, elapsed)
 
 
 def _unavailable(why: str) -> Unavailable:

@@ -1,10 +1,11 @@
-"""A request in the scheduler (`Job`), and the part of it that one batch computes (`Share`);
-`draft_batch` lays the shares of a batch out as segments and their cached prefixes."""
+"""What the scheduler knows of a request (`Job`), and what one batch computes of it
+(`ScheduledChunk`). `build_batch` turns a batch's chunks into segments and cached prefixes."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,123 +29,151 @@ from gpuscore.types.request import ScoreRequest
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request in the scheduler, with the work that no batch has taken yet.
+    """A request in the scheduler: what is left to schedule of it, and what it holds.
 
-    `short` holds the families that fit a batch, by their first items. `long` holds the items that
-    are longer, which run in chunks, one item after the other; they have no descendants.
+    Items that fit a batch are scheduled whole, with all their descendants: by families. Longer
+    items are scheduled in chunks, one item after the other; they have no descendants.
     """
 
     plan: Plan
     order: tuple[int, int]  # (priority, arrival)
-    short: deque[int] = field(default_factory=deque)
-    long: deque[int] = field(default_factory=deque)
-    long_done: int = 0  # tokens that batches took of long[0], after `long_rest` query tokens
+
+    # What is left to schedule.
+    query_scheduled: int = 0  # query tokens that are cached or in a batch
+    families: deque[int] = field(default_factory=deque)  # first items of families that fit a batch
+    long_items: deque[int] = field(default_factory=deque)
+    # Tokens of the first long item's prompt that are scheduled, the query's tokens included.
+    long_scheduled: int = 0
+    running: bool = False  # it has its pages and something left to schedule, see the scheduler
+    deficit: int = 0  # tokens that it may still schedule in this round, see the scheduler
+
+    # What batches that are not collected yet compute.
+    in_flight: list["ScheduledChunk"] = field(default_factory=list)
+    epoch: int = 0  # grows when chunks in flight are to be computed again
     retried: set[int] = field(default_factory=set)  # long items or QUERY, with a non-finite row
-    query_done: int = 0  # query tokens that are cached or that batches took
-    cached: int = 0  # query tokens that were cached
-    cached_rows: list[PageRows | None] = field(default_factory=list)  # of their pages
+    removed: bool = False
+
+    # What it holds of the KV cache.
+    keys: tuple[PageKey, ...] | None = None  # of the query's full pages; made when first needed
+    first_missing_page: bytes = b""  # digest of the query's first page that was not cached
+    cached_tokens: int = 0  # of the query
+    cached_rows: list[PageRows | None] = field(default_factory=list)  # of the cached pages
+    published_pages: int = 0  # full pages of the query that other jobs can find
     query_pages: Int32Array | None = None  # None until the job has its pages
     item_pages: Int32Array | None = None  # for long items
-    states: JobStates | None = None  # slots of a model with linear layers, from its start on
-    keys: tuple[PageKey, ...] | None = None  # of the query's full pages; made when first needed
-    lacks: bytes = b""  # digest of the query's first page that was not cached at the last try
-    published: int = 0  # number of the query's full pages that other jobs can find
-    active: bool = False  # in a ring of the scheduler
-    removed: bool = False
-    family: dict[int, range] | None = None  # of each first item; None = all items are alone
-    tokens: dict[int, int] | list[int] = field(default_factory=list)  # by family's first item
-    deficit: int = 0  # tokens that the job may still take in this round, see the scheduler
-    running: list["Share"] = field(default_factory=list)  # in batches that are not collected
-    epoch: int = 0  # grows when the work of running shares is taken back
+    states: JobStates | None = None  # slots of a model with linear layers
+
+    # Set by `divide_items`.
+    shared_length: int = 0  # see `shared_query_tokens`
+    family_items: dict[int, range] | None = None  # by first item; None = each item is a family
+    family_tokens: dict[int, int] | list[int] = field(default_factory=list)  # by first item
 
     @property
     def request(self) -> ScoreRequest:
         return self.plan.request
 
     @property
-    def cut(self) -> int:
+    def query_length(self) -> int:
         return len(self.plan.query_ids)
 
-    def divide_items(self, max_tokens: int) -> None:
-        """Divide the items into those that fit a batch of `max_tokens` and longer ones."""
+    def divide_items(self, limits: BackendLimits) -> None:
+        """Divide the items into families that fit a batch and longer items."""
         lengths = [*map(len, self.plan.item_ids)]
-        self.tokens = lengths
+        self.family_tokens = lengths
         firsts: Iterable[int] = range(len(lengths))
         if self.plan.parents is not None:
-            self.family = {family.start: family for family in self.plan.families()}
-            self.tokens = {
+            self.family_items = {family.start: family for family in self.plan.families()}
+            self.family_tokens = {
                 first: sum(lengths[family.start : family.stop])
-                for first, family in self.family.items()
+                for first, family in self.family_items.items()
             }
-            firsts = self.family
-        tokens = self.tokens
-        self.short.extend([first for first in firsts if tokens[first] <= max_tokens])
-        self.long.extend([first for first in firsts if tokens[first] > max_tokens])
+            firsts = self.family_items
+        tokens = self.family_tokens
+        self.families.extend([first for first in firsts if tokens[first] <= limits.max_tokens])
+        self.long_items.extend([first for first in firsts if tokens[first] > limits.max_tokens])
         # No plan has larger families.
-        assert all(len(self.family_of(first)) == 1 for first in self.long)  # noqa: S101
+        assert all(len(self.family_of(first)) == 1 for first in self.long_items)  # noqa: S101
+        self.shared_length = shared_query_tokens(self.query_length, limits)
+        self.long_scheduled = self.shared_length
 
     def family_of(self, first: int) -> range:
         """Return the items of the family that begins with `first`."""
-        return range(first, first + 1) if self.family is None else self.family[first]
+        if self.family_items is None:
+            return range(first, first + 1)
+        return self.family_items[first]
 
-    def take_short(self, allowance: int) -> tuple[list[int], int]:
-        """Hand out short families, in order, of up to `allowance` tokens together.
+    def take_families(self, allowance: int) -> tuple[list[int], int]:
+        """Take the next families that have up to `allowance` tokens together.
 
         Returns:
             Their items, and the tokens of the allowance that are left.
         """
-        short, tokens, items, left = self.short, self.tokens, list[int](), allowance
-        while short and tokens[short[0]] <= left:
-            first = short.popleft()
-            left -= tokens[first]
-            if self.family is None:
+        families = self.families
+        tokens = self.family_tokens
+        items: list[int] = []
+        while families and tokens[families[0]] <= allowance:
+            first = families.popleft()
+            allowance -= tokens[first]
+            if self.family_items is None:
                 items.append(first)
             else:
-                items.extend(self.family[first])
-        return items, left
+                items.extend(self.family_items[first])
+        return items, allowance
 
     def state_after(self, tokens: int) -> int:
-        """Return the slot of the state after the query's first `tokens` tokens, which are done."""
+        """Return the slot of the state after the query's first `tokens` tokens; -1 = none."""
         if self.states is None or tokens == 0:
             return -1
-        return self.states.cached if tokens == self.cached else self.states.query
+        return self.states.cached if tokens == self.cached_tokens else self.states.query
 
     def kept_states(self, start: int, stop: int, page_size: int) -> list[tuple[int, int]]:
         """Return the states to keep of a chunk, each as (tokens of the chunk up to it, slot)."""
         if self.states is None:
             return []
-        first = max(start, self.published * page_size)  # what others may read stays as it is
+        # What other jobs may read stays as it is.
+        first = max(start, self.published_pages * page_size)
         kept = [(at - start, slot) for at, slot in self.states.kept.items() if first < at <= stop]
         return [*sorted(kept), (stop - start, self.states.query)]
 
     @property
-    def exhausted(self) -> bool:
-        return self.query_done == self.cut and not self.short and not self.long
+    def fully_scheduled(self) -> bool:
+        return (
+            self.query_scheduled == self.query_length and not self.families and not self.long_items
+        )
+
+
+class LongChunk(NamedTuple):
+    """Tokens `start` to `stop` - 1 of a long item's prompt, whose first tokens are the query's."""
+
+    item: int
+    start: int
+    stop: int
 
 
 @dataclass(slots=True, eq=False)
-class Share:
-    """The part of a job that one batch computes."""
+class ScheduledChunk:
+    """What one batch computes of a job: a chunk of its query, families, a chunk of a long item."""
 
     job: Job
-    epoch: int
+    epoch: int  # the job's when the chunk was scheduled
     query: tuple[int, int]  # (start, stop) in the query; may be empty
-    items: list[int] = field(default_factory=list)  # of short families, in order
-    long: tuple[int, int, int] | None = None  # (item, start, stop), counted as `long_done`
-    rest: int = 0  # query tokens at the start of the long item's chunks
-    long_ends: bool = False  # the item's last chunk; only `readouts` score the others
-    tokens: int = 0
-    alone: bool = False  # a single item that runs again after a non-finite row
+    items: list[int] = field(default_factory=list)  # of whole families, in order
+    long: LongChunk | None = None
+    long_ends: bool = False  # the long item's last chunk; only `readouts` score the others
+    num_tokens: int = 0
+    is_retry: bool = False  # a family that is computed again alone, after a non-finite row
 
     @property
-    def firsts(self) -> list[int]:
-        """The first items of the share's short families."""
-        family = self.job.family
-        return self.items if family is None else [item for item in self.items if item in family]
+    def families(self) -> list[int]:
+        """The first items of the chunk's families."""
+        family_items = self.job.family_items
+        if family_items is None:
+            return self.items
+        return [item for item in self.items if item in family_items]
 
     @property
     def scores_query(self) -> bool:
-        """True if a token of the share's query is scored."""
+        """True if a token of the chunk's part of the query is scored."""
         return self.job.request.reads_query(*self.query)
 
     @property
@@ -154,13 +183,13 @@ class Share:
         return len(plan.item_ids) == 1 and plan.reads is None
 
     @property
-    def scored(self) -> list[int]:
+    def scored_items(self) -> list[int]:
         """The items whose last token's row is scored, in order."""
         plan = self.job.plan
         items = self.items
         if plan.rows is not None:
             items = [item for item in items if len(plan.label_ids[item])]
-        return [*items, self.long[0]] if self.long and self.long_ends else items
+        return [*items, self.long.item] if self.long and self.long_ends else items
 
     @property
     def spans(self) -> list[tuple[int, int, int]]:
@@ -168,135 +197,158 @@ class Share:
 
         An item has one row, its last token's, or with `readouts` any number.
         """
-        plan, (start, stop) = self.job.plan, self.query
+        plan = self.job.plan
         if plan.reads is None:
-            return [(item, 0, 1) for item in self.scored]
+            return [(item, 0, 1) for item in self.scored_items]
         spans: list[tuple[int, int, int]] = []
         if self.scores_query:
             assert plan.request.readouts is not None  # noqa: S101  (they score it)
-            of_query = plan.request.readouts.rows[0]
-            spans.append((QUERY, of_query.before(start), len(of_query.part(start, stop)[0].places)))
+            start, stop = self.query
+            rows = plan.request.readouts.rows[0]
+            spans.append((QUERY, rows.before(start), len(rows.part(start, stop)[0].places)))
         spans += [(item, 0, len(plan.reads[item].places)) for item in self.items]
         if self.long is not None:
-            item, start, stop = self.long
-            rows = plan.reads[item]
-            first, last = rows.before(start - self.rest), rows.before(stop - self.rest)
-            spans.append((item, first, last - first))
+            rows = plan.reads[self.long.item]
+            first = rows.before(self.long.start - self.job.query_length)
+            last = rows.before(self.long.stop - self.job.query_length)
+            spans.append((self.long.item, first, last - first))
         return spans
 
     @property
     def num_rows(self) -> int:
         """Number of scored rows."""
         if self.job.plan.reads is None:
-            return len(self.scored)
+            return len(self.scored_items)
         return sum(count for _, _, count in self.spans)
 
     @property
     def valid(self) -> bool:
-        """False once the work was taken back; its results are then ignored."""
+        """False once its job was rescheduled: the chunk's results are then ignored."""
         return self.epoch == self.job.epoch
 
     @property
-    def pieces(self) -> int:
+    def num_parts(self) -> int:
         """Number of parts that could run in separate batches."""
-        return len(self.firsts) + (self.long is not None) + (self.query[1] > self.query[0])
+        return len(self.families) + (self.long is not None) + (self.query[1] > self.query[0])
 
 
-def is_minimal(shares: Sequence[Share], min_tokens: int) -> bool:
+def is_minimal(chunks: Sequence[ScheduledChunk], min_tokens: int) -> bool:
     """True if a batch cannot be made smaller: one family, or at most `min_tokens` tokens."""
-    if len(shares) > 1 or shares[0].pieces > 1:
+    if len(chunks) > 1 or chunks[0].num_parts > 1:
         return False
-    return bool(shares[0].items) or shares[0].tokens <= min_tokens
+    return bool(chunks[0].items) or chunks[0].num_tokens <= min_tokens
 
 
-def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
-    """Return the batch that computes these shares; its scored rows follow their order and that of
-    their items."""
+def build_batch(chunks: Sequence[ScheduledChunk], limits: BackendLimits) -> PackedBatch:
+    """Return the batch that computes these chunks.
+
+    Its scored rows stand in the order of the chunks, and in a chunk in the order of its `spans`.
+    """
     segments = SegmentColumns()
     prefixes: list[Prefix] = []
-    for share in shares:
-        _add_share(share, limits, segments, prefixes)
-    num_top = max(share.job.request.num_top for share in shares)
+    for chunk in chunks:
+        _add_chunk(chunk, limits, segments, prefixes)
+    num_top = max(chunk.job.request.num_top for chunk in chunks)
     return pack_columns(segments, prefixes, num_top=num_top)
 
 
-def _add_share(
-    share: Share, limits: BackendLimits, segments: SegmentColumns, prefixes: list[Prefix]
+def _add_chunk(
+    chunk: ScheduledChunk,
+    limits: BackendLimits,
+    segments: SegmentColumns,
+    prefixes: list[Prefix],
 ) -> None:
-    job, plan, (start, stop) = share.job, share.job.plan, share.query
+    """Add the segments of a chunk: the query's, the items' below it, the long item's."""
+    job = chunk.job
+    plan = job.plan
     request = plan.request
-    pages = _pages(job.query_pages)
-    row, parent = len(prefixes), -1
-    if share.items or stop > start:
+    start, stop = chunk.query
+    pages = _allocated(job.query_pages)
+    prefix = len(prefixes)
+    query_segment = -1
+    if chunk.items or stop > start:
         prefixes.append(Prefix(start, pages, job.state_after(start)))
     if stop > start:
         slots = page_slots(pages, start, stop, limits.page_size)
         states = job.kept_states(start, stop, limits.page_size)
-        if share.items and share.is_one_prompt and not limits.deterministic_chunk:
-            tokens = np.concatenate((plan.query_ids[start:], plan.item_ids[0]))
-            whole = Segment(
-                tokens,
+        if chunk.items and chunk.is_one_prompt and not limits.deterministic_chunk:
+            prompt = Segment(
+                np.concatenate((plan.query_ids[start:], plan.item_ids[0])),
                 start,
-                row,
+                prefix,
                 slots=slots,
                 states=states,
                 label_ids=plan.label_ids[0],
                 need_lse=request.need_lse,
             )
-            segments.add(whole)
+            segments.add(prompt)
             return
-        segment = Segment(plan.query_ids[start:stop], start, row, slots=slots, states=states)
+        segment = Segment(plan.query_ids[start:stop], start, prefix, slots=slots, states=states)
         rows, labels = request.query_part(start, stop)
         if len(labels):
             lse = request.need_lse
             segment = replace(segment, label_ids=labels, rows=rows, need_lse=lse)
-        parent = segments.add(segment)
-    _add_items(share, row, parent, segments)
-    if share.long is not None:
-        _add_long_chunk(share, limits, segments, prefixes)
+        query_segment = segments.add(segment)
+    _add_items(chunk, prefix, query_segment, segments)
+    if chunk.long is not None:
+        _add_long_chunk(job, chunk.long, chunk.long_ends, limits, segments, prefixes)
 
 
-def _add_items(share: Share, row: int, query: int, segments: SegmentColumns) -> None:
-    """Add the share's items, each below its parent or the query's segment."""
-    plan, request, place = share.job.plan, share.job.request, dict[int, int]()
-    groups: Iterable[tuple[int, Iterable[int]]] = [(-1, share.items)]
+def _add_items(
+    chunk: ScheduledChunk, prefix: int, query_segment: int, segments: SegmentColumns
+) -> None:
+    """Add the chunk's items, each below its parent or the query's segment."""
+    plan = chunk.job.plan
+    request = plan.request
+    segment_of: dict[int, int] = {}  # by item
+    groups: Iterable[tuple[int, Iterable[int]]] = [(-1, chunk.items)]
     if plan.parents is not None:  # neighbours with the same parent have no descendants between them
-        groups = groupby(share.items, plan.parents.__getitem__)
-    for above, group in groups:
-        start, parent, items = share.job.cut, query, [*group]
-        if above >= 0:
-            parent = place[above]
+        groups = groupby(chunk.items, plan.parents.__getitem__)
+    for parent_item, group in groups:
+        items = [*group]
+        if parent_item < 0:
+            parent = query_segment
+            start = chunk.job.query_length
+        else:
+            parent = segment_of[parent_item]
             start = segments.start[parent] + len(segments.token_ids[parent])
         first = segments.add_like(
-            Segment(NO_TOKENS, start, row, parent, need_lse=request.need_lse),
+            Segment(NO_TOKENS, start, prefix, parent, need_lse=request.need_lse),
             [plan.item_ids[item] for item in items],
-            [_some(plan.label_ids[item]) for item in items],
+            [_labels_or_none(plan.label_ids[item]) for item in items],
             None if plan.reads is None else [plan.reads[item] for item in items],
         )
         if plan.parents is not None:
-            place.update(zip(items, count(first)))
+            segment_of.update(zip(items, count(first)))
 
 
-def _some(labels: Int32Array) -> Int32Array | None:
+def _labels_or_none(labels: Int32Array) -> Int32Array | None:
     return labels if len(labels) else None
 
 
 def _add_long_chunk(
-    share: Share, limits: BackendLimits, segments: SegmentColumns, prefixes: list[Prefix]
+    job: Job,
+    chunk: LongChunk,
+    is_last: bool,
+    limits: BackendLimits,
+    segments: SegmentColumns,
+    prefixes: list[Prefix],
 ) -> None:
     """Add a chunk of an item that is longer than a batch.
 
-    The item's sequence shares the query's pages up to `long_base` and computes the rest of the
-    query again, because two sequences cannot continue the same half-filled page. The rest and the
-    item are separate segments, so that the item starts a segment as a short item does.
+    Its prompt shares the query's pages up to `shared_query_tokens` and computes the rest of the
+    query again, because two sequences cannot continue the same half-filled page. The rest of the
+    query and the item are separate segments, so that the item starts a segment as a short item
+    does.
     """
-    assert share.long is not None  # noqa: S101  (the caller has checked it)
-    job, plan, (item, start, stop) = share.job, share.job.plan, share.long
+    item, start, stop = chunk
+    plan = job.plan
     request = plan.request
-    base, page_size = long_base(job.cut, limits), limits.page_size
-    rest = long_rest(job.cut, limits)
-    pages = np.concatenate((_pages(job.query_pages)[: base // page_size], _pages(job.item_pages)))
-    prefixes.append(Prefix(base + start, pages, _state_before(job, base, start)))
+    page_size = limits.page_size
+    query_length = job.query_length
+    shared_pages = _allocated(job.query_pages)[: job.shared_length // page_size]
+    pages = np.concatenate((shared_pages, _allocated(job.item_pages)))
+    prefixes.append(Prefix(start, pages, _state_before(job, start)))
 
     def add(
         tokens: Int32Array,
@@ -307,14 +359,14 @@ def _add_long_chunk(
     ) -> None:
         last = first + len(tokens)
         states: Sequence[tuple[int, int]] = ()
-        if job.states is not None and last == base + stop and not share.long_ends:
+        if job.states is not None and last == stop and not is_last:
             states = [(len(tokens), job.states.item)]
         segment = Segment(
             tokens,
             first,
             len(prefixes) - 1,
             parent,
-            slots=None if share.long_ends else page_slots(pages, first, last, page_size),
+            slots=None if is_last else page_slots(pages, first, last, page_size),
             label_ids=labels,
             rows=rows,
             need_lse=request.need_lse and labels is not None,
@@ -323,38 +375,38 @@ def _add_long_chunk(
         segments.add(segment)
 
     parent = -1
-    if start < rest:
+    if start < query_length:
         parent = len(segments)
-        add(plan.query_ids[base + start : min(base + stop, job.cut)], base + start)
-    if stop > rest:
-        first, last = max(0, start - rest), stop - rest
-        labels, rows = plan.label_ids[item] if share.long_ends else None, None
+        add(plan.query_ids[start : min(stop, query_length)], start)
+    if stop > query_length:
+        first = max(0, start - query_length)
+        last = stop - query_length
+        labels = plan.label_ids[item] if is_last else None
+        rows = None
         if plan.reads is not None:
-            rows, own = plan.reads[item].part(first, last)
-            labels = _some(plan.label_ids[item][own])
-        add(plan.item_ids[item][first:last], job.cut + first, parent, labels, rows=rows)
+            rows, their_labels = plan.reads[item].part(first, last)
+            labels = _labels_or_none(plan.label_ids[item][their_labels])
+        add(plan.item_ids[item][first:last], query_length + first, parent, labels, rows=rows)
 
 
-def _state_before(job: Job, base: int, start: int) -> int:
-    """Return the slot of the state before a long item's chunk."""
-    if job.states is None or base + start == 0:
+def _state_before(job: Job, start: int) -> int:
+    """Return the slot of the state before token `start` of a long item's prompt; -1 = none."""
+    if job.states is None or start == 0:
         return -1
-    if start:
+    if start > job.shared_length:
         return job.states.item
-    return job.states.cached if base == job.cached else job.states.kept[base]
+    return job.states.cached if start == job.cached_tokens else job.states.kept[start]
 
 
-def long_base(cut: int, limits: BackendLimits) -> int:
-    """Number of query tokens whose pages a long item shares: whole pages and whole chunks."""
+def shared_query_tokens(query_length: int, limits: BackendLimits) -> int:
+    """Return how many query tokens' pages a long item shares: whole pages and whole chunks.
+
+    It computes the query's other tokens again.
+    """
     whole = max(limits.page_size, limits.deterministic_chunk)
-    return cut // whole * whole
+    return query_length // whole * whole
 
 
-def long_rest(cut: int, limits: BackendLimits) -> int:
-    """Number of query tokens after `long_base`, which a long item computes again."""
-    return cut - long_base(cut, limits)
-
-
-def _pages(pages: Int32Array | None) -> Int32Array:
-    assert pages is not None  # noqa: S101  (a job gets its pages before its first share)
+def _allocated(pages: Int32Array | None) -> Int32Array:
+    assert pages is not None  # noqa: S101  (a job gets its pages before it is scheduled)
     return pages

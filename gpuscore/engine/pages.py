@@ -33,7 +33,7 @@ class PageKey:
 
 @dataclass(frozen=True, slots=True)
 class PageRows:
-    """The results of a page's scored rows; results not asked for are None."""
+    """The results of a page's scored rows; None for what was not requested."""
 
     rows: Rows  # of the page
     labels: Int32Array  # [labels of all rows]
@@ -49,22 +49,23 @@ class PageRows:
         if (request.need_lse and self.lse is None) or request.num_top > count:
             return False
         rows, labels = request.query_part(start, stop)
-        same = zip((*rows, labels), (*self.rows, self.labels), strict=True)
-        return all(np.array_equal(asked, own) for asked, own in same)
+        pairs = zip((*rows, labels), (*self.rows, self.labels), strict=True)
+        return all(np.array_equal(requested, cached) for requested, cached in pairs)
 
 
-# From a query's token to another; None if none of them is scored.
+# Returns the results of a query's tokens from one to another; None if none of them is scored.
 RowsOf: TypeAlias = Callable[[int, int], PageRows | None]
 
 
 def page_keys(identity: str, salt: str, tokens: Int32Array, page_size: int) -> Iterator[PageKey]:
     """Yield the keys of a token sequence's full pages, from its start."""
     digest = hashlib.sha256(f"{identity}\0{salt}".encode()).digest()
-    content, size = np.ascontiguousarray(tokens, dtype="<i4").tobytes(), 4 * page_size
-    for start in range(0, len(content) - size + 1, size):
-        own = content[start : start + size]
-        digest = hashlib.sha256(digest + own).digest()
-        yield PageKey(digest, own)
+    content = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    page_bytes = 4 * page_size
+    for start in range(0, len(content) - page_bytes + 1, page_bytes):
+        page = content[start : start + page_bytes]
+        digest = hashlib.sha256(digest + page).digest()
+        yield PageKey(digest, page)
 
 
 class PagePool:
@@ -101,22 +102,24 @@ class PagePool:
         with them.
         """
         pages: list[int] = []
-        kept: list[PageRows | None] = []
+        cached_rows: list[PageRows | None] = []
         for key in keys:
             page = self._page_of.get(key.digest)
             if page is None or self._key_of[page].tokens != key.tokens:
                 break
-            rows, size = None, len(key.tokens) // 4
-            start = len(pages) * size
-            if request is not None and request.reads_query(start, start + size):
+            rows = None
+            page_size = len(key.tokens) // 4
+            start = len(pages) * page_size
+            stop = start + page_size
+            if request is not None and request.reads_query(start, stop):
                 rows = self._rows_of.get(key.digest)
-                if rows is None or not rows.answer(request, start, start + size):
+                if rows is None or not rows.answer(request, start, stop):
                     break
-            kept.append(rows)
+            cached_rows.append(rows)
             pages.append(page)
             self._references[page] += 1
             self._idle.pop(page, None)
-        return pages, kept
+        return pages, cached_rows
 
     def allocate(self, count: int) -> Int32Array | None:
         """Return `count` pages, evicting cached ones if needed; None if even that is not enough."""

@@ -5,14 +5,14 @@ An item that repeats an earlier one is not computed again. Nodes of labels of se
 item with all its descendants, is computed in one batch. A node of a family that does not fit a
 batch is a whole prompt instead: the item's tokens again, and those down to the node.
 
-A beginning that many items share becomes an item of its own, which they continue. For that, items
-are sorted, so that those with a common beginning are neighbours. It may again continue another (a
-radix tree; Morrison, 1968). If tokens before an item's last one are scored, a beginning is shared
-as far as their labels are equal, too, and keeps them: its rows are computed once for all items that
+A prefix that many items share becomes an item of its own, which they continue. For that, items are
+sorted, so that those with a common prefix are neighbours. The prefix may again continue another (a
+radix tree; Morrison, 1968). If tokens before an item's last one are scored, a prefix is shared as
+far as their labels are equal, too, and keeps them: its rows are computed once for all items that
 begin so.
 
-A shared beginning costs one more pass of attention over all rows below it. A bench, whose figures
-are in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
+A shared prefix costs one more pass of attention over all rows below it. A bench, whose figures are
+in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
 """
 
 from bisect import bisect
@@ -36,18 +36,20 @@ from gpuscore.types.batch import (
 from gpuscore.types.request import (
     LabelTrie,
     ScoreRequest,
-    cut_for_labels,
     fits_batch,
     prompts_with_nodes,
+    split_for_labels,
 )
 
 QUERY = -1  # in place of an item, where the query's own rows are meant
-LEAST = 4  # tokens of a shared beginning
-SAVED = 16  # tokens that it saves at least ...
-ROWS_PER_TOKEN = 8  # ... and at least one for this many rows below it
-MAX_DEPTH = 8  # levels of them below the query; each costs a pass over its descendants
-# A family that does not fit the rest of a batch leaves it unfilled, and one that is cut in two
-# computes its beginning twice.
+# A prefix of items is shared if it has MIN_SHARED tokens, saves MIN_SAVED tokens, and saves one
+# token for every ROWS_PER_SAVED_TOKEN rows below it.
+MIN_SHARED = 4
+MIN_SAVED = 16
+ROWS_PER_SAVED_TOKEN = 8
+MAX_DEPTH = 8  # shared prefixes below each other; each costs a pass over its descendants
+# A family that does not fit the rest of a batch leaves it unfilled. A divided family computes its
+# prefix twice.
 FAMILIES_PER_BATCH = 4
 
 
@@ -62,12 +64,12 @@ class Plan:
     those of the query first. With a trie each row is followed by those of its nodes.
 
     Attributes:
-        reads: of each item, its tokens that are scored; None: the last ones of items with labels.
-        label_tokens: of the items' tokens, those that belong to labels, not to a prompt.
+        reads: the scored tokens of each item; None: the last ones of items with labels.
+        label_tokens: number of the items' tokens that belong to labels, not to a prompt.
     """
 
     request: ScoreRequest
-    query_ids: Int32Array  # [cut]
+    query_ids: Int32Array
     item_ids: tuple[Int32Array, ...]  # each [>= 1]
     label_ids: tuple[Int32Array, ...]  # one per item, each [>= 0]
     parents: list[int] | None = None  # of each item, -1 = the query; None = all the query
@@ -108,49 +110,64 @@ class Plan:
         """Return the items of each family, in order."""
         if self.parents is None:
             return [range(item, item + 1) for item in range(len(self.item_ids))]
-        heads = [item for item, parent in enumerate(self.parents) if parent < 0]
-        return [range(start, stop) for start, stop in pairwise([*heads, len(self.parents)])]
+        firsts = [item for item, parent in enumerate(self.parents) if parent < 0]
+        return [range(start, stop) for start, stop in pairwise([*firsts, len(self.parents)])]
 
 
 def plan_items(
-    request: ScoreRequest, limits: BackendLimits, parts: int = FAMILIES_PER_BATCH
+    request: ScoreRequest, limits: BackendLimits, families_per_batch: int = FAMILIES_PER_BATCH
 ) -> Plan:
     """Return the plan of a request.
 
     Args:
-        parts: families with shared beginnings that fit a batch together. To compute the rows of a
-            beginning twice costs more than to leave a batch unfilled, so such a family may fill
-            one.
+        families_per_batch: how many families with shared prefixes fit a batch together. To compute
+            the rows of a prefix twice costs more than to leave a batch unfilled, so a family with
+            such rows may fill a batch.
     """
-    query, items = cut_for_labels(request, limits)
-    alike = len({item[:LEAST].tobytes() for item in items}) < len(items)
-    plain = request.trie is None and request.readouts is None
-    if plain and not alike:
+    query, items = split_for_labels(request, limits)
+    may_share = len({item[:MIN_SHARED].tobytes() for item in items}) < len(items)
+    is_plain = request.trie is None and request.readouts is None
+    if is_plain and not may_share:
         return Plan(request, query, items, request.label_ids)
-    heads = _heads(request, items, limits)
+    different = _different_items(request, items, limits)
     tree = None
     # With --deterministic bits depend on what is a segment.
-    alone = limits.deterministic_chunk or (request.trie and request.readouts)
-    if (alike or len(heads) > len(items)) and not alone:
-        parts = parts if request.readouts is None else 1
-        tree = _shared(request, heads, limits.max_tokens // parts)
+    must_not_share = limits.deterministic_chunk or (request.trie and request.readouts)
+    if (may_share or len(different) > len(items)) and not must_not_share:
+        if request.readouts is not None:
+            families_per_batch = 1
+        tree = _tree_with_shared_prefixes(
+            request, different, limits.max_tokens // families_per_batch
+        )
     if tree is None:
-        if plain and len(heads) == len(items):
+        if is_plain and len(different) == len(items):
             return Plan(request, query, items, request.label_ids)
-        tree = _Tree(request, heads)
-        for head in heads:
-            tree.append(head)
-    parents = tree.parents if max(tree.parents) >= 0 else None
-    items, labels = tuple(tree.items), tuple(tree.labels)
-    made = Plan(request, query, items, labels, parents=parents, rows=tree.rows)
+        tree = _Tree(request, different)
+        for item in different:
+            tree.append(item)
+    plan = Plan(
+        request,
+        query,
+        tuple(tree.items),
+        tuple(tree.labels),
+        parents=tree.parents if max(tree.parents) >= 0 else None,
+        rows=tree.rows,
+    )
     if request.trie is None:
-        return made if request.readouts is None else replace(made, reads=tree.reads)
-    # If a node is a whole prompt, the item's tokens stand in the plan twice.
-    every = sum(map(len, made.item_ids))
-    own = [head for head in heads if head.is_item]
-    nodes = sum(1 if head.reads is None else len(head.reads.places) for head in own)
-    prompts = min(sum(len(head.tokens) for head in own), every - nodes * request.trie.num_nodes)
-    return replace(made, label_tokens=every - prompts)
+        return plan if request.readouts is None else replace(plan, reads=tree.reads)
+    return replace(plan, label_tokens=_label_tokens(plan, request.trie, different))
+
+
+def _label_tokens(plan: Plan, trie: LabelTrie, different: Sequence["_Item"]) -> int:
+    """Return how many of a plan's tokens belong to labels.
+
+    If a node is a whole prompt, the item's tokens stand in the plan twice.
+    """
+    computed = sum(map(len, plan.item_ids))
+    prompts = [item for item in different if not item.is_node]
+    scored = sum(1 if item.reads is None else len(item.reads.places) for item in prompts)
+    prompt_tokens = sum(len(item.tokens) for item in prompts)
+    return computed - min(prompt_tokens, computed - scored * trie.num_nodes)
 
 
 def _equal_items(request: ScoreRequest) -> list[list[int]]:
@@ -165,8 +182,9 @@ def _equal_items(request: ScoreRequest) -> list[list[int]]:
     rows = [] if read is None else [*zip(read.places[1:], read.counts[1:], strict=True)]
     places: dict[tuple[bytes, ...], list[int]] = {}
     for number, (item, ids) in enumerate(zip(request.item_ids, request.label_ids, strict=True)):
-        own = [part.tobytes() for part in rows[number]] if rows else ()
-        places.setdefault((item.tobytes(), labels[id(ids)], *own), []).append(number)
+        item_rows = [part.tobytes() for part in rows[number]] if rows else ()
+        key = (item.tobytes(), labels[id(ids)], *item_rows)
+        places.setdefault(key, []).append(number)
     return list(places.values())
 
 
@@ -174,29 +192,31 @@ def _equal_items(request: ScoreRequest) -> list[list[int]]:
 _Part: TypeAlias = tuple[Int32Array, Int32Array, list[int], Rows]
 
 
-class _Head(NamedTuple):
-    """The first item of a family, before beginnings are shared."""
+class _Item(NamedTuple):
+    """A different item of a request, with its nodes, before prefixes are shared."""
 
     tokens: Int32Array
     labels: Int32Array
     rows: list[int]  # of the answer, the first of each equal item
     nodes: Sequence[Int32Array] = ()  # the tokens of the nodes that continue each scored token
-    is_item: bool = True  # False for a node that is a whole prompt
+    is_node: bool = False  # True for a node that is a whole prompt
     reads: Rows | None = None  # the tokens that are scored; None = the last one
 
     def part(self, start: int, stop: int) -> _Part:
         """Return the tokens `start` to `stop` - 1 and what belongs to them."""
         tokens = self.tokens[start:stop]
         if self.reads is None:
-            is_end = stop == len(self.tokens)
-            return tokens, *((self.labels, self.rows) if is_end else (NO_TOKENS, [])), NO_ROWS
+            if stop == len(self.tokens):
+                return tokens, self.labels, self.rows, NO_ROWS
+            return tokens, NO_TOKENS, [], NO_ROWS
         reads, labels = self.reads.part(start, stop)
         before = self.reads.before(start)
         return tokens, self.labels[labels], [row + before for row in self.rows], reads
 
     def marks(self, numbers: dict[bytes, int]) -> Int32Array:
         """Return a number for each token: 0 if it is not scored, else the same for equal labels."""
-        marks, reads = np.zeros(len(self.tokens), np.int32), self.reads or NO_ROWS
+        marks = np.zeros(len(self.tokens), np.int32)
+        reads = self.reads or NO_ROWS
         if (reads.counts == 1).all():
             marks[reads.places] = 1 + self.labels
             return marks
@@ -206,85 +226,97 @@ class _Head(NamedTuple):
         return marks
 
 
-def _heads(
+def _different_items(
     request: ScoreRequest, items: Sequence[Int32Array], limits: BackendLimits
-) -> list[_Head]:
-    trie, first = request.trie, request.first_rows
+) -> list[_Item]:
+    """Return each different item once; with labels of several tokens also with their nodes."""
+    trie = request.trie
+    first_rows = request.first_rows
     reads = None if request.readouts is None else request.readouts.rows[1:]
-    heads: list[_Head] = []
-    for same in _equal_items(request):
-        item = same[0]
-        rows, read = [first[one] for one in same], None if reads is None else reads[item]
+    different: list[_Item] = []
+    for equal in _equal_items(request):
+        item = equal[0]
+        rows = [first_rows[number] for number in equal]
+        item_reads = None if reads is None else reads[item]
         if trie is None:
-            heads.append(_Head(items[item], request.label_ids[item], rows, reads=read))
+            labels = request.label_ids[item]
+            different.append(_Item(items[item], labels, rows, reads=item_reads))
             continue
         prompts = prompts_with_nodes(request, item, items[item], limits)
         for number, tokens in enumerate(prompts):
-            own = [trie.num_rows * (row + number) for row in rows]
-            reads_all = read if len(prompts) == 1 else None
-            heads += _with_nodes(tokens, own, trie, limits, reads=reads_all)
-    return heads
+            different += _with_nodes(
+                tokens,
+                [trie.num_rows * (row + number) for row in rows],
+                trie,
+                limits,
+                reads=item_reads if len(prompts) == 1 else None,
+            )
+    return different
 
 
 def _with_nodes(
     tokens: Int32Array, rows: list[int], trie: LabelTrie, limits: BackendLimits, reads: Rows | None
-) -> Iterator[_Head]:
-    """Yield a head with the trie's nodes below its scored tokens, or those as whole prompts."""
+) -> Iterator[_Item]:
+    """Yield an item with the trie's nodes below its scored tokens, or those as whole prompts."""
     if fits_batch(tokens, trie, limits):
-        yield _Head(tokens, trie.next_ids[0], rows, [*trie.tokens[:, None]], reads=reads)
+        yield _Item(tokens, trie.next_ids[0], rows, [*trie.tokens[:, None]], reads=reads)
         return
-    yield _Head(tokens, trie.next_ids[0], rows)
+    yield _Item(tokens, trie.next_ids[0], rows)
     for number, path in enumerate(trie.paths(), 1):
         whole = np.concatenate((tokens, np.array(path, np.int32)))
-        yield _Head(whole, trie.next_ids[number], [row + number for row in rows], is_item=False)
+        yield _Item(whole, trie.next_ids[number], [row + number for row in rows], is_node=True)
 
 
-def _shared(request: ScoreRequest, heads: Sequence[_Head], max_tokens: int) -> "_Tree | None":
-    """Return the tree of all items with their shared beginnings; None if nothing is worth sharing.
+def _tree_with_shared_prefixes(
+    request: ScoreRequest, different: Sequence[_Item], max_tokens: int
+) -> "_Tree | None":
+    """Return the tree of all items with their shared prefixes; None if nothing is worth sharing.
 
-    Families get at most `max_tokens` tokens, so a beginning is computed again for each of several
+    Families get at most `max_tokens` tokens, so a prefix is computed again for each of several
     families that share it.
     """
-    order = sorted_order([head.tokens for head in heads])
-    tree = _Tree(request, [heads[place] for place in order])
+    order = sorted_order([item.tokens for item in different])
+    tree = _Tree(request, [different[place] for place in order])
     tree.append_all(max_tokens)
-    unshared = sum(1 + len(head.nodes) for head in heads)
+    unshared = sum(1 + len(item.nodes) for item in different)
     return tree if len(tree.items) > unshared else None
 
 
 class _Tree:
-    """The items of a plan in preorder, while they are added; sorted items share beginnings."""
+    """The items of a plan in preorder, while they are added; sorted items share prefixes."""
 
-    def __init__(self, request: ScoreRequest, heads: Sequence[_Head]) -> None:
+    def __init__(self, request: ScoreRequest, different: Sequence[_Item]) -> None:
         self.items: list[Int32Array] = []
         self.labels: list[Int32Array] = []
         self.parents: list[int] = []
         self.rows: list[list[int]] = []
         self.reads: list[Rows] = []
-        self._heads, self._read = heads, request.readouts is not None
+        self._different = different
+        self._has_readouts = request.readouts is not None
         self._trie: LabelTrie | None = request.trie
 
-    def append(self, head: _Head, depth: int = 0, parent: int = -1) -> None:
+    def append(self, item: _Item, depth: int = 0, parent: int = -1) -> None:
         """Add an item without its first `depth` tokens, and its nodes.
 
         An item with nodes below several tokens becomes a chain: each part ends with such a token,
         and its nodes and the next part continue it.
         """
-        if self._trie is None or head.reads is None:
-            self._add(parent, head.part(depth, len(head.tokens)))
-            self._add_nodes(head, head.rows)
+        if self._trie is None or item.reads is None:
+            self._add(parent, item.part(depth, len(item.tokens)))
+            self._add_nodes(item, item.rows)
             return
-        for number, place in enumerate(head.reads.places.tolist()):
-            rows = [row + number * self._trie.num_rows for row in head.rows]
-            self._add(parent, (head.tokens[depth : place + 1], head.labels, rows, NO_ROWS))
-            depth, parent = place + 1, len(self.items) - 1
-            self._add_nodes(head, rows)
+        for number, place in enumerate(item.reads.places.tolist()):
+            rows = [row + number * self._trie.num_rows for row in item.rows]
+            self._add(parent, (item.tokens[depth : place + 1], item.labels, rows, NO_ROWS))
+            depth = place + 1
+            parent = len(self.items) - 1
+            self._add_nodes(item, rows)
 
-    def _add_nodes(self, head: _Head, rows: list[int]) -> None:
+    def _add_nodes(self, item: _Item, rows: list[int]) -> None:
         """Add the nodes that continue the last item, whose rows of the answer these are."""
-        if self._trie is not None and head.nodes:
+        if self._trie is not None and item.nodes:
             first = len(self.items)
-            self.items += head.nodes
+            self.items += item.nodes
             self.labels += self._trie.next_ids[1:]
             self.parents += (self._trie.parents + first).tolist()
             nodes = range(1, self._trie.num_rows)
@@ -300,71 +332,79 @@ class _Tree:
         self.reads.append(reads)
 
     def append_all(self, max_tokens: int) -> None:
-        """Add all items, which are sorted; neighbours that share a beginning become families."""
-        tokens = [head.tokens for head in self._heads]
-        self._lengths, self._common = [*map(len, tokens)], _common(tokens)
-        if self._read:
+        """Add all items, which are sorted; neighbours that share a prefix become families."""
+        tokens = [item.tokens for item in self._different]
+        self._lengths = [*map(len, tokens)]
+        self._common = _common(tokens)
+        if self._has_readouts:
             numbers: dict[bytes, int] = {}
-            marks = _common([head.marks(numbers) for head in self._heads])
+            marks = _common([item.marks(numbers) for item in self._different])
             self._common = [*map(min, self._common, marks)]
-        waiting = self._runs(0, len(self._heads), LEAST)[::-1]
-        own = [0, *accumulate(map(sub, self._lengths, self._common))]
-        while waiting:
-            start, stop = waiting.pop()
-            kept = len(self.items)
+        unshared = [0, *accumulate(map(sub, self._lengths, self._common))]
+        runs = self._runs(0, len(self._different), MIN_SHARED)[::-1]
+        while runs:
+            start, stop = runs.pop()
+            count = len(self.items)
             # No tree of a run has fewer tokens than those that its items do not share.
-            least = self._common[start] + own[stop] - own[start]
+            least = self._common[start] + unshared[stop] - unshared[start]
             if stop - start == 1 or least <= max_tokens:
                 self._append_run(start, stop)
-                if stop - start == 1 or sum(map(len, self.items[kept:])) <= max_tokens:
+                if stop - start == 1 or sum(map(len, self.items[count:])) <= max_tokens:
                     continue
-                for part in (self.items, self.labels, self.parents, self.rows, self.reads):
-                    del part[kept:]
+                for column in (self.items, self.labels, self.parents, self.rows, self.reads):
+                    del column[count:]
             middle = (start + stop) // 2
-            waiting += [(middle, stop), (start, middle)]
+            runs += [(middle, stop), (start, middle)]
 
-    def _runs(self, start: int, stop: int, least: int) -> list[tuple[int, int]]:
-        """Divide sorted items where neighbours share fewer than `least` first tokens."""
+    def _runs(self, start: int, stop: int, min_shared: int) -> list[tuple[int, int]]:
+        """Divide sorted items where neighbours share fewer than `min_shared` first tokens."""
         common = self._common
-        cuts = [place for place in range(start + 1, stop) if common[place] < least]
-        return [*pairwise([start, *cuts, stop])]
+        borders = [place for place in range(start + 1, stop) if common[place] < min_shared]
+        return [*pairwise([start, *borders, stop])]
 
     def _append_run(self, start: int, stop: int) -> None:
         """Add the tree of a run of sorted items."""
-        waiting = [(start, stop, 0, -1, 0)]  # with the tokens and beginnings above it, and the last
-        while waiting:
-            start, stop, depth, parent, level = waiting.pop()
+        # Each run with the tokens above it, their last item, and the number of prefixes above it.
+        runs = [(start, stop, 0, -1, 0)]
+        while runs:
+            start, stop, depth, parent, level = runs.pop()
             if stop - start == 1:
-                self.append(self._heads[start], depth, parent)
+                self.append(self._different[start], depth, parent)
                 continue
             shared = self._shared_tokens(start, stop)
             if level == MAX_DEPTH:
                 parts = [(place, place + 1) for place in range(start, stop)]
-            elif self._pays(start, stop, depth, shared):
-                self._append_beginning(start, stop, slice(depth, shared), parent)
-                depth, parent, level = shared, len(self.items) - 1, level + 1
-                parts = self._runs(start, stop, depth + LEAST)
+            elif self._is_worth_sharing(start, stop, depth, shared):
+                self._append_prefix(start, stop, slice(depth, shared), parent)
+                depth = shared
+                parent = len(self.items) - 1
+                level += 1
+                parts = self._runs(start, stop, depth + MIN_SHARED)
             else:  # fewer neighbours may share more
                 parts = self._runs(start, stop, min(self._common[start + 1 : stop]) + 1)
-            waiting += [(*part, depth, parent, level) for part in reversed(parts)]
+            runs += [(*part, depth, parent, level) for part in reversed(parts)]
 
-    def _pays(self, start: int, stop: int, depth: int, shared: int) -> bool:
+    def _is_worth_sharing(self, start: int, stop: int, depth: int, shared: int) -> bool:
         """True if computing the tokens from `depth` to `shared` once is worth a segment."""
         count = stop - start
         saved = (count - 1) * (shared - depth)
-        below = sum(self._lengths[start:stop]) - count * shared
-        return shared - depth >= LEAST and saved >= SAVED and saved * ROWS_PER_TOKEN >= below
+        rows_below = sum(self._lengths[start:stop]) - count * shared
+        if shared - depth < MIN_SHARED or saved < MIN_SAVED:
+            return False
+        return saved * ROWS_PER_SAVED_TOKEN >= rows_below
 
     def _shared_tokens(self, start: int, stop: int) -> int:
         """Count the tokens that sorted items share; each item keeps a last token of its own."""
         return min(*self._common[start + 1 : stop], min(self._lengths[start:stop]) - 1)
 
-    def _append_beginning(self, start: int, stop: int, part: slice, parent: int) -> None:
-        """Add these tokens, which a run of sorted items shares."""
-        heads = self._heads[start : stop if self._read else start + 1]  # others have no rows there
-        parts = [head.part(part.start, part.stop) for head in heads]
+    def _append_prefix(self, start: int, stop: int, part: slice, parent: int) -> None:
+        """Add these tokens, which a run of sorted items shares, with the rows of all of them."""
+        # Without readouts no row is in a prefix, and one item will do.
+        items = self._different[start : stop if self._has_readouts else start + 1]
+        parts = [item.part(part.start, part.stop) for item in items]
         tokens, labels, _, reads = parts[0]
-        self._add(parent, (tokens, labels, [row for own in parts for row in own[2]], reads))
+        rows = [row for _, _, item_rows, _ in parts for row in item_rows]
+        self._add(parent, (tokens, labels, rows, reads))
 
 
 def _common(sequences: Sequence[Int32Array]) -> list[int]:

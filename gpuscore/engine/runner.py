@@ -1,11 +1,15 @@
-"""The step: plan a batch, launch it, collect the batch before it, resolve finished requests."""
+"""The engine's step: schedule a batch, launch it, collect the batch before it, answer requests.
+
+So the host prepares a batch while the device computes the one before it.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import NamedTuple
 
 from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
-from gpuscore.engine.jobs import Job, Share, draft_batch, is_minimal
+from gpuscore.engine.jobs import Job, ScheduledChunk, build_batch, is_minimal
 from gpuscore.engine.plan import QUERY
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.ticket import Ticket, resolve
@@ -20,21 +24,25 @@ from gpuscore.errors import (
 from gpuscore.types.batch import PackedBatch, RowScores
 from gpuscore.types.stats import EngineCounters
 
-Launched = tuple[Sequence[Share], PackedBatch, Pending]
+
+class Launched(NamedTuple):
+    """A batch that the backend computes."""
+
+    chunks: Sequence[ScheduledChunk]
+    batch: PackedBatch
+    pending: Pending
+
 
 logger = logging.getLogger(__name__)
 
 # Successive out-of-memory batches before a request fails. Each halves the next batch: 16 halvings
-# take a million tokens down to 16. Without this bound, several pieces that are so short that every
+# take a million tokens down to 16. Without this bound, several items that are so short that every
 # batch holds more than one of them would be tried for ever.
 MAX_OUT_OF_MEMORY = 16
 
 
 class Runner:
-    """The owner of the scheduler and of the batch in flight; single-threaded.
-
-    `step` plans and launches a batch while the one before it runs.
-    """
+    """The owner of the scheduler and of the batch in flight; single-threaded."""
 
     def __init__(
         self,
@@ -51,11 +59,11 @@ class Runner:
         self.computed_tokens = self.batches = self.items = 0
         self._out_of_memory = 0  # successive batches
         self._tickets: dict[Job, Ticket] = {}
-        self._running: Launched | None = None
+        self._in_flight: Launched | None = None
 
     @property
     def idle(self) -> bool:
-        return not self._tickets and self._running is None
+        return not self._tickets and self._in_flight is None
 
     def add(self, ticket: Ticket) -> None:
         """Add a request, or refuse it if it can never fit."""
@@ -64,20 +72,20 @@ class Runner:
             return
         limits = self.backend.limits
         refusal = InsufficientMemory(
-            f"the request's {len(ticket.plan.query_ids)} shared tokens and longest item need more "
-            f"than the {limits.num_pages * limits.page_size} tokens of KV cache"
+            f"the KV cache holds {limits.num_pages * limits.page_size} tokens; the request's "
+            f"{len(ticket.plan.query_ids)} shared tokens and its longest item need more"
         )
         resolve(ticket.future, refusal)
 
     def step(self) -> None:
         """Launch the next batch and collect the one before."""
-        self._drop_given_up()
-        planned = self.clock()
-        shares = self.scheduler.next_batch()
-        launched = self._launch(shares, planned) if shares else None
-        if self._running is not None:
-            self._finish(*self._running)
-        self._running = launched
+        self._drop_cancelled_and_late()
+        scheduled_at = self.clock()
+        chunks = self.scheduler.schedule()
+        launched = self._launch(chunks, scheduled_at) if chunks else None
+        if self._in_flight is not None:
+            self._collect(self._in_flight)
+        self._in_flight = launched
 
     def counters(self) -> EngineCounters:
         """Return the counters since start; any thread may call this."""
@@ -96,83 +104,89 @@ class Runner:
     def tokens_left(self) -> int:
         """Return the tokens still to compute for all requests; any thread may call this."""
         return sum(
-            max(0, job.plan.num_tokens - ticket.computed_tokens - job.cached)
+            max(0, job.plan.num_tokens - ticket.computed_tokens - job.cached_tokens)
             for job, ticket in list(self._tickets.items())
         )
 
-    def begun(self) -> int:
-        """Return the requests that have been in a batch; any thread may call this."""
-        return sum(ticket.launched is not None for ticket in list(self._tickets.values()))
+    def num_launched(self) -> int:
+        """Return the number of requests that have been in a batch; any thread may call this."""
+        return sum(ticket.launched_at is not None for ticket in list(self._tickets.values()))
 
     def fail_all(self, error: GpuscoreError) -> None:
         """Answer all unanswered requests with `error` and abandon the batch in flight."""
         for job in list(self._tickets):
             self._fail(job, error)
-        if self._running is not None:
-            self.scheduler.failed(self._running[0])
-            self._running = None
+        if self._in_flight is not None:
+            self.scheduler.failed(self._in_flight.chunks)
+            self._in_flight = None
 
-    def _launch(self, shares: Sequence[Share], planned: float) -> Launched | None:
-        batch = draft_batch(shares, self.backend.limits)
+    def _launch(self, chunks: Sequence[ScheduledChunk], scheduled_at: float) -> Launched | None:
+        """Launch a batch; None if that failed, which its requests then know."""
+        batch = build_batch(chunks, self.backend.limits)
         now = self.clock()
-        for share in shares:
-            ticket = self._tickets[share.job]
-            if ticket.planned is None:
-                ticket.planned, ticket.launched = planned, now
-                ticket.take_kept(share.job.cached_rows)
+        for chunk in chunks:
+            ticket = self._tickets[chunk.job]
+            if ticket.scheduled_at is None:
+                ticket.scheduled_at = scheduled_at
+                ticket.launched_at = now
+                ticket.take_cached(chunk.job.cached_rows)
         try:
-            return shares, batch, self.backend.extend(batch)
+            return Launched(chunks, batch, self.backend.extend(batch))
         except DeviceLost:  # ends the loop and the process
             raise
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
-            if self._running is not None:  # batches are finished in the order of their launch
-                self._finish(*self._running)
-                self._running = None
-            self._batch_failed(shares, error)
+            if self._in_flight is not None:  # batches are collected in the order of their launch
+                self._collect(self._in_flight)
+                self._in_flight = None
+            self._batch_failed(chunks, error)
             return None
 
-    def _finish(self, shares: Sequence[Share], batch: PackedBatch, pending: Pending) -> None:
+    def _collect(self, launched: Launched) -> None:
+        """Wait for a batch, give its rows to their tickets, and answer requests that are done."""
+        chunks, batch, pending = launched
         try:
             scores = self.backend.collect(pending)
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
-            self._batch_failed(shares, error)
+            self._batch_failed(chunks, error)
             return
         self.batches += 1
         self.computed_tokens += batch.num_tokens
         self.items += len(batch.score_rows)
         self._out_of_memory = 0
-        valid = [share.valid for share in shares]
-        self.scheduler.succeeded(shares)
-        row = 0
-        for share, counts in zip(shares, valid, strict=True):
-            if counts and share.job in self._tickets:
-                self._tickets[share.job].computed_tokens += share.tokens
-                self._deliver(share, batch, row, scores)
-            row += share.num_rows
-        for share in shares:
-            self._report(share.job)
+        valid = [chunk.valid for chunk in chunks]
+        self.scheduler.succeeded(chunks)
+        first_row = 0
+        for chunk, is_valid in zip(chunks, valid, strict=True):
+            if is_valid and chunk.job in self._tickets:
+                self._tickets[chunk.job].computed_tokens += chunk.num_tokens
+                self._deliver(chunk, batch, first_row, scores)
+            first_row += chunk.num_rows
+        for chunk in chunks:
+            self._report(chunk.job)
 
-    def _deliver(self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores) -> None:
-        """Give the rows of a share to its ticket; run items with non-finite rows once more."""
-        job = share.job
-        broken, rows = self._tickets[job].take(share, batch, first_row, scores)
+    def _deliver(
+        self, chunk: ScheduledChunk, batch: PackedBatch, first_row: int, scores: RowScores
+    ) -> None:
+        """Give the rows of a chunk to its ticket; compute items with non-finite rows once more."""
+        job = chunk.job
+        nonfinite_items, rows = self._tickets[job].take(chunk, batch, first_row, scores)
         self.nonfinite_rows += rows
-        for item in broken:
-            if share.alone or item in job.retried:
+        for item in nonfinite_items:
+            if chunk.is_retry or item in job.retried:
                 param = f"items[{job.plan.callers_item(item)}]"
                 message = f"the model's output for {param} is not finite"
                 self.scheduler.pages.forget(job.keys or ())  # their content may be the reason
                 self._fail(job, NonfiniteScore(message, param=param))
                 return
-            of_long = share.long is not None and item == share.long[0]
-            if item == QUERY or (job.plan.reads is not None and of_long):
-                self.scheduler.retry_chunk(share)
+            is_long = chunk.long is not None and item == chunk.long.item
+            if item == QUERY or (job.plan.reads is not None and is_long):
+                self.scheduler.retry_chunk(chunk)
             else:
-                self.scheduler.retry_alone(job, item)
-        if share.scores_query and QUERY not in broken:
-            self.scheduler.publish(job, share.query[1], self._tickets[job].query_rows)
+                self.scheduler.retry_item(job, item)
+        if chunk.scores_query and QUERY not in nonfinite_items:
+            self.scheduler.publish(job, chunk.query[1], self._tickets[job].query_rows)
 
     def _report(self, job: Job) -> None:
         """Call the request's progress callback, and resolve the request if it has all its rows."""
@@ -181,10 +195,10 @@ class Runner:
             return
         if ticket.progress is not None:
             try:
-                ticket.progress(ticket.done)
+                ticket.progress(ticket.rows_done)
             except Exception as error:  # noqa: BLE001  (the caller's code: fails only its request)
                 failed = InternalError("the progress callback failed")
-                failed.__cause__ = _outside(error)
+                failed.__cause__ = _without_own_frame(error)
                 self._fail(job, failed)
                 return
         if ticket.rows_left == 0:
@@ -192,34 +206,35 @@ class Runner:
             self.scheduler.remove(job)
             resolve(ticket.future, ticket.result(self.clock()))
 
-    def _drop_given_up(self) -> None:
+    def _drop_cancelled_and_late(self) -> None:
         """Drop requests that were cancelled, and fail those whose deadline has passed."""
         now = self.clock()
         for job, ticket in list(self._tickets.items()):
             if ticket.future.cancelled():
                 self._fail(job, None)
             elif ticket.request.deadline is not None and ticket.request.deadline <= now:
-                self._fail(job, DeadlineExceeded("the request's deadline is over"))
+                self._fail(job, DeadlineExceeded("the request's deadline has passed"))
 
-    def _batch_failed(self, shares: Sequence[Share], error: Exception) -> None:
-        tokens = sum(share.tokens for share in shares)
+    def _batch_failed(self, chunks: Sequence[ScheduledChunk], error: Exception) -> None:
+        """Fail the requests of a batch; after an out-of-memory error try smaller batches first."""
+        tokens = sum(chunk.num_tokens for chunk in chunks)
         if not isinstance(error, OutOfMemory):
             logger.error("a batch of %d tokens failed", tokens, exc_info=error)
-            shown = _caused(InternalError("the backend failed"), error)
-            for share in shares:
-                self._fail(share.job, shown)
-            self.scheduler.failed(shares)
+            failure = _caused(InternalError("the backend failed"), error)
+            for chunk in chunks:
+                self._fail(chunk.job, failure)
+            self.scheduler.failed(chunks)
             return
         logger.warning("out of memory on a batch of %d tokens", tokens)
         self._out_of_memory += 1
-        minimal = is_minimal(shares, self.scheduler.min_budget)
+        minimal = is_minimal(chunks, self.scheduler.min_token_budget)
         if minimal or self._out_of_memory > MAX_OUT_OF_MEMORY:
             self.oom_failed += 1
-            shown = _caused(InsufficientMemory("not even one item fits the device's memory"), error)
-            self._fail(shares[0].job, shown)
+            refusal = InsufficientMemory("not even one item fits the device's memory")
+            self._fail(chunks[0].job, _caused(refusal, error))
         else:
             self.oom_retried += 1
-        self.scheduler.failed(shares)
+        self.scheduler.failed(chunks)
         self.scheduler.shrink()
 
     def _fail(self, job: Job, error: GpuscoreError | None) -> None:
@@ -241,7 +256,7 @@ def _caused(error: GpuscoreError, cause: Exception) -> GpuscoreError:
     return error
 
 
-def _outside(error: Exception) -> Exception:
+def _without_own_frame(error: Exception) -> Exception:
     """Return an error of a caller's function with that function's frames only."""
     assert error.__traceback__ is not None  # noqa: S101  (it was raised)
     return error.with_traceback(error.__traceback__.tb_next)

@@ -1,15 +1,23 @@
-"""The scheduler: splits requests into batches within a token budget, fairly.
+"""The scheduler: decides what the next batch computes.
 
-A request's query runs first, in chunks if it is longer than a batch; its keys and values stay in
-pages. The items follow, in the batch with the end of the query or in later ones. An item that is
-longer than a batch runs in chunks too, over additional pages. Families run in one batch.
+A request is *waiting* until it has KV pages for all its tokens, then *running* until all of it is
+scheduled. `schedule` builds a batch in three steps:
 
-Requests with a lower priority value go first. Among equals, batches are filled by deficit round
-robin (Shreedhar and Varghese, 1995): each round lets every request take QUANTUM more tokens, and
-a request keeps the tokens that it could not use. So a request of 10 items is done within a few
-batches even behind one of 10,000 items. A request takes all its pages when it starts. If too few
-are free, it waits in the order of (priority, arrival), and no request behind it starts first, so
-nothing deadlocks or starves. A request whose query another request is computing waits for it.
+1. Waiting requests get their pages, in the order of (priority, arrival), and become running. The
+   first one for which too few pages are free keeps all behind it waiting, so nothing starves or
+   deadlocks. A request whose prefix another one is computing waits for it and lets others pass.
+2. If a family of items gave a non-finite row, it runs again alone, as the whole batch.
+3. Otherwise running requests fill the batch up to the token budget, those with the lowest priority
+   value first. Equals share it by deficit round robin (Shreedhar and Varghese, 1995): each round
+   lets every request schedule QUANTUM more tokens, and a request keeps the tokens that it could not
+   use. So a request of 10 items is done within a few batches even behind one of 10,000 items.
+
+Of one request, the query is scheduled first, in prefill chunks if it is longer than a batch; its
+keys and values stay in pages. Items follow in the same batch or in later ones, families whole. An
+item that is longer than a batch comes last, in chunks over pages of its own.
+
+A batch is scheduled while the one before it is in flight. If that one fails, `reschedule` puts back
+what both compute.
 """
 
 from bisect import insort
@@ -18,39 +26,39 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscore.engine.jobs import Job, Share, long_base, long_rest
+from gpuscore.engine.jobs import Job, LongChunk, ScheduledChunk, shared_query_tokens
 from gpuscore.engine.pages import PageKey, PagePool, RowsOf, page_keys
 from gpuscore.engine.plan import QUERY, Plan
 from gpuscore.engine.states import JobStates, StateSlots
 from gpuscore.types.batch import BackendLimits
 
-QUANTUM = 512  # tokens that a request may take per round
-MIN_BUDGET = 16  # tokens; out-of-memory batches are halved down to this
+QUANTUM = 512  # tokens that a request may schedule per round
+MIN_BUDGET = 16  # tokens; after out-of-memory errors the budget is halved down to this
 RECOVERY = 32  # successful batches after which a halved budget is doubled
 
 
 class Scheduler:
-    """The owner of the waiting and active jobs and of the pages; single-threaded."""
+    """The owner of the waiting and running jobs and of the pages; single-threaded."""
 
     def __init__(self, limits: BackendLimits, *, prefix_cache: bool = True) -> None:
         self.limits = limits
         self.pages = PagePool(limits.num_pages)
         self.states = StateSlots(limits, prefix_cache)
         self.prefix_cache = prefix_cache
-        self.budget = limits.max_tokens
-        self.chunk = max(1, limits.deterministic_chunk)  # chunks are multiples of it, in tokens
-        self.min_budget = max(MIN_BUDGET, self.chunk)  # budgets are halved down to this
+        self.token_budget = limits.max_tokens  # of the next batch
+        self.chunk_unit = max(1, limits.deterministic_chunk)  # chunks end at multiples of it
+        self.min_token_budget = max(MIN_BUDGET, self.chunk_unit)
         self.cached_tokens = 0  # query tokens found in the cache so far
         self._waiting: list[Job] = []  # for pages, by order
-        self._active: dict[int, deque[Job]] = {}  # priority -> jobs with work for a batch
-        self._alone: deque[tuple[Job, int]] = deque()  # items to run in separate batches
+        self._running: dict[int, deque[Job]] = {}  # priority -> jobs, the next in turn first
+        self._retries: deque[tuple[Job, int]] = deque()  # families, by first item
         self._computing: dict[bytes, Job] = {}  # page digest -> the job that will publish it
         self._arrivals = 0
         self._successes = 0  # batches since the budget last changed
 
     def __len__(self) -> int:
-        """Number of jobs with work that no batch has taken."""
-        return len(self._waiting) + sum(map(len, self._active.values())) + len(self._alone)
+        """Number of jobs with something left to schedule."""
+        return len(self._waiting) + sum(map(len, self._running.values())) + len(self._retries)
 
     def fits(self, plan: Plan) -> bool:
         """Return True if a plan fits the pool when all its pages are free."""
@@ -58,7 +66,7 @@ class Scheduler:
 
     def add(self, plan: Plan) -> Job:
         job = Job(plan, (plan.request.priority, self._arrivals))
-        job.divide_items(self.limits.max_tokens)
+        job.divide_items(self.limits)
         self._arrivals += 1
         insort(self._waiting, job, key=lambda j: j.order)
         return job
@@ -71,314 +79,357 @@ class Scheduler:
         job.epoch += 1
         if job.query_pages is None:
             self._waiting.remove(job)
-        self._deactivate(job)
-        self._alone = deque(pair for pair in self._alone if pair[0] is not job)
-        for key in (job.keys or ())[job.published :]:
+        if job.running:
+            self._running[job.request.priority].remove(job)
+            job.running = False
+        self._retries = deque(retry for retry in self._retries if retry[0] is not job)
+        for key in (job.keys or ())[job.published_pages :]:
             if self._computing.get(key.digest) is job:
                 del self._computing[key.digest]
         self._release_if_done(job)
 
-    def next_batch(self) -> list[Share]:
-        """Return the shares of the next batch, none if nothing can run now."""
-        self._start_waiting()
-        if self._alone and (alone := self._alone_batch()):
-            return alone
-        shares: dict[Job, Share] = {}
-        budget = self.budget
-        for priority in sorted(self._active):
-            budget = self._hand_out(self._active[priority], shares, budget)
-        self._active = {priority: ring for priority, ring in self._active.items() if ring}
-        return [*shares.values()]
+    # ---- what the next batch computes ----
 
-    def succeeded(self, shares: Sequence[Share]) -> None:
-        """Settle a collected batch, and publish the query pages that it has filled."""
-        for share in shares:
-            if share.valid and not share.scores_query:
-                self.publish(share.job, share.query[1])
-            self._settle(share)
+    def schedule(self) -> list[ScheduledChunk]:
+        """Return the chunks of the next batch, one per job; none if nothing can run now."""
+        self._start_waiting()
+        if self._retries and (retry := self._schedule_retry()):
+            return [retry]
+        batch: dict[Job, ScheduledChunk] = {}
+        budget = self.token_budget
+        for priority in sorted(self._running):
+            budget = self._fill(batch, budget, self._running[priority])
+        self._running = {priority: jobs for priority, jobs in self._running.items() if jobs}
+        return [*batch.values()]
+
+    def _start_waiting(self) -> None:
+        """Move waiting jobs to the running ones, until one finds too few free pages."""
+        for job in list(self._waiting):
+            if job.first_missing_page in self._computing:
+                continue
+            if self.allocate(job):
+                self._waiting.remove(job)
+                self._enqueue(job)
+            elif job.first_missing_page not in self._computing:
+                return
+
+    def _enqueue(self, job: Job) -> None:
+        """Put a job in the queue of its priority, if something is left to schedule."""
+        if not job.running and not job.fully_scheduled:
+            job.running = True
+            self._running.setdefault(job.request.priority, deque()).append(job)
+
+    def _schedule_retry(self) -> ScheduledChunk | None:
+        job, first = self._retries.popleft()
+        if job.query_scheduled < job.query_length:  # the query was rescheduled meanwhile
+            job.families.appendleft(first)
+            self._enqueue(job)
+            return None
+        end = job.query_length
+        chunk = ScheduledChunk(
+            job,
+            job.epoch,
+            (end, end),
+            [*job.family_of(first)],
+            num_tokens=job.family_tokens[first],
+            is_retry=True,
+        )
+        job.in_flight.append(chunk)
+        return chunk
+
+    def _fill(self, batch: dict[Job, ScheduledChunk], budget: int, jobs: "deque[Job]") -> int:
+        """Fill a batch with jobs of one priority, in turn; return the token budget that is left."""
+        passed_over = []  # jobs that come first in the next batch
+        while jobs and budget > 0:
+            job = jobs.popleft()
+            job.deficit = min(job.deficit + QUANTUM, self.limits.max_tokens)
+            at = job.query_scheduled
+            chunk = batch.get(job) or ScheduledChunk(job, job.epoch, (at, at))
+            needed = self._next_tokens(chunk)
+            if needed is None or (needed > budget and batch):
+                passed_over.append(job)
+                continue
+            # A family cannot be split, so a batch of its own may exceed a budget that was halved.
+            allowance = max(min(job.deficit, budget), 0 if batch else needed)
+            scheduled = self._extend(chunk, allowance)
+            budget -= scheduled
+            job.deficit = max(0, job.deficit - scheduled)
+            if scheduled and job not in batch:
+                batch[job] = chunk
+                job.in_flight.append(chunk)
+            if job.fully_scheduled:
+                job.running = False
+                job.deficit = 0
+            else:
+                jobs.append(job)
+        jobs.extendleft(reversed(passed_over))
+        return budget
+
+    def _next_tokens(self, chunk: ScheduledChunk) -> int | None:
+        """Return the fewest tokens by which a job's chunk can grow; None if it cannot grow.
+
+        A long item reads the query from pages, which an earlier batch must have filled. All long
+        items of a job use the same pages, so a batch has a chunk of at most one long item.
+        """
+        job = chunk.job
+        if job.query_scheduled < job.query_length:
+            return min(self.chunk_unit, job.query_length - job.query_scheduled)
+        if job.families:
+            return job.family_tokens[job.families[0]]
+        if chunk.long is not None or chunk.query[1] > chunk.query[0]:
+            return None
+        if job.long_scheduled > job.shared_length or self.chunk_unit == 1:
+            return self.chunk_unit
+        return max(self.chunk_unit, job.query_length - job.shared_length)
+
+    def _extend(self, chunk: ScheduledChunk, allowance: int) -> int:
+        """Add up to `allowance` tokens of a job to its chunk, in the order that the module's
+        docstring names; return their number."""
+        job = chunk.job
+        left = allowance
+        if job.query_scheduled < job.query_length:
+            stop = self._chunk_end(job.query_scheduled, left, job.query_length)
+            left -= stop - job.query_scheduled
+            chunk.query = (chunk.query[0], stop)
+            job.query_scheduled = stop
+        if job.query_scheduled == job.query_length:
+            items, left = job.take_families(left)
+            chunk.items += items
+            long_is_next = left and not job.families and job.long_items
+            if long_is_next and self._next_tokens(chunk) is not None:
+                left -= self._extend_long(chunk, left)
+        chunk.num_tokens += allowance - left
+        return allowance - left
+
+    def _extend_long(self, chunk: ScheduledChunk, allowance: int) -> int:
+        """Schedule up to `allowance` tokens of the job's first long item; return their number."""
+        job = chunk.job
+        item = job.long_items[0]
+        start = job.long_scheduled
+        # Chunks of the item end at multiples of the unit, counted from the item's first token.
+        item_length = len(job.plan.item_ids[item])
+        item_start = start - job.query_length  # negative while query tokens are computed again
+        stop = job.query_length + self._chunk_end(item_start, allowance, item_length)
+        if stop == start:  # the allowance is shorter than a chunk
+            return 0
+        chunk.long = LongChunk(item, start, stop)
+        chunk.long_ends = stop == job.query_length + item_length
+        job.long_scheduled = stop
+        if chunk.long_ends:
+            job.long_items.popleft()
+            job.long_scheduled = job.shared_length
+        return stop - start
+
+    def _chunk_end(self, start: int, allowance: int, end: int) -> int:
+        """Return the end of a chunk from `start` with at most `allowance` tokens."""
+        stop = start + allowance
+        return end if stop >= end else max(start, stop // self.chunk_unit * self.chunk_unit)
+
+    # ---- what follows from a batch's end ----
+
+    def succeeded(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Account for a collected batch, and publish the query pages that it has filled."""
+        for chunk in chunks:
+            if chunk.valid and not chunk.scores_query:
+                self.publish(chunk.job, chunk.query[1])
+            self._finish(chunk)
         self._successes += 1
-        if self._successes >= RECOVERY and self.budget < self.limits.max_tokens:
-            self.budget = min(2 * self.budget, self.limits.max_tokens)
+        if self._successes >= RECOVERY and self.token_budget < self.limits.max_tokens:
+            self.token_budget = min(2 * self.token_budget, self.limits.max_tokens)
             self._successes = 0
 
-    def failed(self, shares: Sequence[Share]) -> None:
-        """Take back the work of a failed batch, so that the jobs that remain run it again.
+    def failed(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Reschedule the chunks of a failed batch.
 
-        Work of these jobs that was launched since is taken back too: its pages were not written.
+        Chunks of these jobs that were launched since are rescheduled, too: the failed batch should
+        have written the pages that they read.
         """
-        for share in shares:
-            if share.valid:
-                self.take_back(share.job)
-            self._settle(share)
+        for chunk in chunks:
+            if chunk.valid:
+                self.reschedule(chunk.job)
+            self._finish(chunk)
 
     def shrink(self) -> None:
         """Evict all cached pages and halve the token budget, after an out-of-memory batch."""
         self.pages.evict(self.limits.num_pages)
         self.states.evict(self.limits.num_states)
-        self.budget = max(min(self.min_budget, self.budget), self.budget // 2)
+        smallest = min(self.min_token_budget, self.token_budget)
+        self.token_budget = max(smallest, self.token_budget // 2)
         self._successes = 0
 
-    def retry_alone(self, job: Job, item: int) -> None:
-        """Run an item once more: its family alone in a batch, or an item over a batch in chunks."""
+    def retry_item(self, job: Job, item: int) -> None:
+        """Compute an item once more: its family alone in a batch, or a long item from its start."""
         if len(job.plan.item_ids[item]) <= self.limits.max_tokens:
-            while job.family is not None and item not in job.family:
+            while job.family_items is not None and item not in job.family_items:
                 item -= 1
-            if (job, item) not in self._alone:
-                self._alone.append((job, item))
+            if (job, item) not in self._retries:
+                self._retries.append((job, item))
         else:
             job.retried.add(item)
-            job.long.append(item)
-            self._activate(job)
+            job.long_items.append(item)
+            self._enqueue(job)
 
-    def retry_chunk(self, share: Share) -> None:
-        """Run a collected share again: the long item's chunk, or else the query's chunk.
+    def retry_chunk(self, chunk: ScheduledChunk) -> None:
+        """Compute a collected chunk of a long item once more, or else the query's chunk.
 
-        The job's work that was launched since has read the chunk's pages; it is taken back too.
+        The job's chunks that were launched since have read its pages; they are rescheduled, too.
         """
-        job = share.job
-        job.retried.add(QUERY if share.long is None else share.long[0])
-        chunk = Share(job, job.epoch, share.query, long=share.long, long_ends=share.long_ends)
-        job.running.insert(0, chunk)
-        self.take_back(job)
-        job.running.remove(chunk)
+        job = chunk.job
+        job.retried.add(QUERY if chunk.long is None else chunk.long.item)
+        again = ScheduledChunk(
+            job, job.epoch, chunk.query, long=chunk.long, long_ends=chunk.long_ends
+        )
+        job.in_flight.insert(0, again)
+        self.reschedule(job)
+        job.in_flight.remove(again)
 
-    # ---- pages ----
-
-    def _start_waiting(self) -> None:
-        for job in list(self._waiting):
-            if job.lacks in self._computing:
+    def reschedule(self, job: Job) -> None:
+        """Put back what a job's chunks in flight compute, to be scheduled again; their results will
+        be ignored."""
+        job.epoch += 1
+        long_chunks: list[LongChunk] = []  # the last one first
+        for chunk in reversed(job.in_flight):
+            if chunk.epoch != job.epoch - 1:
                 continue
-            if not self.take_pages(job):
-                if job.lacks in self._computing:
-                    continue
-                return
-            self._waiting.remove(job)
-            self._activate(job)
+            if job.states is None:
+                job.query_scheduled = min(job.query_scheduled, chunk.query[0])
+            elif chunk.query[1] > chunk.query[0]:  # its state is overwritten, see `states`
+                job.query_scheduled = job.cached_tokens
+            job.families.extendleft(reversed(chunk.families))
+            if chunk.long is not None:
+                long_chunks.append(chunk.long)
+                if chunk.long_ends:
+                    job.long_items.appendleft(chunk.long.item)
+        if long_chunks:
+            # Once the next long item has overwritten the pages of the one before, that one must
+            # start again; and once a chunk has overwritten its state.
+            one_item = len({long.item for long in long_chunks}) == 1 and job.states is None
+            job.long_scheduled = long_chunks[-1].start if one_item else job.shared_length
+        if not job.removed:
+            self._enqueue(job)
 
-    def take_pages(self, job: Job) -> bool:
-        """Give a job all its pages; False if too few are free or another job computes its query."""
+    def _finish(self, chunk: ScheduledChunk) -> None:
+        """Take a chunk whose batch has ended from those in flight."""
+        chunk.job.in_flight.remove(chunk)
+        self._release_if_done(chunk.job)
+
+    # ---- pages and states ----
+
+    def allocate(self, job: Job) -> bool:
+        """Give a job all its pages, as far as possible from the prefix cache.
+
+        Returns:
+            False if too few are free, or if another job is computing the job's prefix; the job then
+            holds nothing.
+        """
         keys = self._keys(job)
-        cached = self._find(job, keys)
-        job.lacks = self._lacks(keys[len(cached) :])
+        cached = self._find_prefix(job, keys)
+        job.first_missing_page = self._first_missing_page(keys[len(cached) :])
         for_query, for_items = self._pages_needed(job.plan)
         new = None
-        if job.lacks not in self._computing and self._take_states(job, len(cached)):
+        if job.first_missing_page not in self._computing and self._take_states(job, len(cached)):
             new = self.pages.allocate(for_query - len(cached) + for_items)
         if new is None:
             self.pages.release(cached)
             self._release_states(job)
             return False
-        split = for_query - len(cached)
-        own = new[:split]
-        job.query_pages = np.concatenate((np.array(cached, np.int32), own)) if cached else own
-        job.item_pages = new[split:]
-        job.published = len(cached)
-        job.query_done = len(cached) * self.limits.page_size
-        job.cached = job.query_done
-        self.cached_tokens += job.cached
+        new_for_query = new[: for_query - len(cached)]
+        job.query_pages = new_for_query
+        if cached:
+            job.query_pages = np.concatenate((np.array(cached, np.int32), new_for_query))
+        job.item_pages = new[for_query - len(cached) :]
+        job.published_pages = len(cached)
+        job.cached_tokens = len(cached) * self.limits.page_size
+        job.query_scheduled = job.cached_tokens
+        self.cached_tokens += job.cached_tokens
         for number, key in enumerate(keys[len(cached) :], len(cached) + 1):
             if job.states is None or number * self.limits.page_size in job.states.kept:
                 self._computing[key.digest] = job
         return True
 
-    def _lacks(self, keys: tuple[PageKey, ...]) -> bytes:
-        """Return the digest of a query's first page that is not cached; or, of a model with states,
-        of the first one at whose end a state is being computed."""
+    def _keys(self, job: Job) -> tuple[PageKey, ...]:
+        """Return the keys of the query's full pages that end within whole chunks."""
+        if job.keys is None:
+            job.keys = ()
+            if self.prefix_cache:
+                whole_chunks = job.query_length // self.chunk_unit * self.chunk_unit
+                job.keys = tuple(
+                    page_keys(
+                        self.limits.identity,
+                        job.request.salt,
+                        job.plan.query_ids[:whole_chunks],
+                        self.limits.page_size,
+                    )
+                )
+        return job.keys
+
+    def _find_prefix(self, job: Job, keys: tuple[PageKey, ...]) -> list[int]:
+        """Return the cached pages of whole chunks that the job can use, with a reference each."""
+        pages, job.cached_rows = self.pages.find(keys, job.request)
+        tokens = len(pages) * self.limits.page_size // self.chunk_unit * self.chunk_unit
+        usable = tokens // self.limits.page_size
+        if self.limits.num_states:
+            usable, slot = self.states.find_last(keys, usable)
+            job.states = JobStates(cached=slot)
+        self.pages.release(pages[usable:])
+        del job.cached_rows[usable:]
+        return pages[:usable]
+
+    def _first_missing_page(self, keys: tuple[PageKey, ...]) -> bytes:
+        """Return the digest of a query's first page that is not cached; of a model with states, of
+        the first one at whose end a state is being computed. b"" = there is none."""
         for key in keys:
             if not self.limits.num_states or key.digest in self._computing:
                 return key.digest
         return b""
 
-    def _take_states(self, job: Job, cached: int) -> bool:
+    def _pages_needed(self, plan: Plan) -> tuple[int, int]:
+        """Return the pages for the query, and for the longest item if it is longer than a batch."""
+        page_size = self.limits.page_size
+        query_length = len(plan.query_ids)
+        longest = max(map(len, plan.item_ids))
+        for_query = -(-query_length // page_size)
+        if longest <= self.limits.max_tokens:
+            return for_query, 0
+        shared = shared_query_tokens(query_length, self.limits) // page_size
+        return for_query, -(-(query_length + longest) // page_size) - shared
+
+    def _take_states(self, job: Job, cached_pages: int) -> bool:
         """Give a job of a model with states its slots; False if too few are free."""
         if job.states is None:
             return True
-        cut = job.cut
-        long = max(map(len, job.plan.item_ids)) > self.limits.max_tokens
-        base = long_base(cut, self.limits) if long else None
-        return self.states.take(job.states, cached * self.limits.page_size, cut, base)
-
-    def _release_states(self, job: Job) -> None:
-        if job.states is not None:
-            self.states.release(job.states.slots)
-            job.states = None
-
-    def _find(self, job: Job, keys: tuple[PageKey, ...]) -> list[int]:
-        """Return the cached pages of whole chunks that the job can use, with a reference each."""
-        pages, job.cached_rows = self.pages.find(keys, job.request)
-        count = len(pages) * self.limits.page_size // self.chunk * self.chunk
-        whole = count // self.limits.page_size
-        if self.limits.num_states:
-            whole, slot = self.states.find_last(keys, whole)
-            job.states = JobStates(cached=slot)
-        self.pages.release(pages[whole:])
-        del job.cached_rows[whole:]
-        return pages[:whole]
-
-    def _keys(self, job: Job) -> tuple[PageKey, ...]:
-        if job.keys is None:
-            job.keys = ()
-            if self.prefix_cache:
-                size, salt = self.limits.page_size, job.request.salt
-                tokens = job.plan.query_ids[: job.cut // self.chunk * self.chunk]
-                job.keys = tuple(page_keys(self.limits.identity, salt, tokens, size))
-        return job.keys
+        return self.states.take(
+            job.states,
+            cached_pages * self.limits.page_size,
+            job.query_length,
+            job.shared_length if job.long_items else None,
+        )
 
     def publish(self, job: Job, length: int, rows: RowsOf | None = None) -> None:
         """Publish the full pages of the query's first `length` tokens; `rows` if it is scored."""
-        keys, size = job.keys or (), self.limits.page_size
+        keys = job.keys or ()
+        page_size = self.limits.page_size
         assert job.query_pages is not None  # noqa: S101  (it has run)
-        while job.published < min(len(keys), length // size):
-            key, start = keys[job.published], job.published * size
-            page = int(job.query_pages[job.published])
-            self.pages.publish(page, key, None if rows is None else rows(start, start + size))
-            if job.states is not None and start + size in job.states.kept:
-                self.states.publish(job.states.kept[start + size], key)
+        while job.published_pages < min(len(keys), length // page_size):
+            key = keys[job.published_pages]
+            page = int(job.query_pages[job.published_pages])
+            start = job.published_pages * page_size
+            stop = start + page_size
+            self.pages.publish(page, key, None if rows is None else rows(start, stop))
+            if job.states is not None and stop in job.states.kept:
+                self.states.publish(job.states.kept[stop], key)
             self._computing.pop(key.digest, None)
-            job.published += 1
-
-    def _pages_needed(self, plan: Plan) -> tuple[int, int]:
-        """Return the pages for the query, and for the longest item if it is longer than a batch."""
-        page_size, cut = self.limits.page_size, len(plan.query_ids)
-        longest = max(map(len, plan.item_ids))
-        for_query = -(-cut // page_size)
-        if longest <= self.limits.max_tokens:
-            return for_query, 0
-        shared = long_base(cut, self.limits) // page_size
-        return for_query, -(-(cut + longest) // page_size) - shared
-
-    def _settle(self, share: Share) -> None:
-        share.job.running.remove(share)
-        self._release_if_done(share.job)
+            job.published_pages += 1
 
     def _release_if_done(self, job: Job) -> None:
-        if job.removed and not job.running and job.query_pages is not None:
+        if job.removed and not job.in_flight and job.query_pages is not None:
             self.pages.release(job.query_pages)
             if job.item_pages is not None:
                 self.pages.release(job.item_pages)
             job.query_pages = job.item_pages = None
             self._release_states(job)
 
-    # ---- filling a batch ----
-
-    def _activate(self, job: Job) -> None:
-        if not job.active and not job.exhausted:
-            job.active = True
-            self._active.setdefault(job.request.priority, deque()).append(job)
-
-    def _deactivate(self, job: Job) -> None:
-        if job.active:
-            self._active[job.request.priority].remove(job)
-            job.active = False
-
-    def _hand_out(self, ring: "deque[Job]", shares: dict[Job, Share], budget: int) -> int:
-        """Add work of one ring's jobs to a batch; return the token budget that is left."""
-        passed_over = []  # jobs that come first in the next batch
-        while ring and budget > 0:
-            job = ring.popleft()
-            job.deficit = min(job.deficit + QUANTUM, self.limits.max_tokens)
-            share = shares.get(job) or Share(job, job.epoch, (job.query_done, job.query_done))
-            cost = self._next_cost(share)
-            if cost is None or (cost > budget and shares):
-                passed_over.append(job)
-                continue
-            # A single item cannot be split, so it may exceed a budget that was halved.
-            allowance = max(min(job.deficit, budget), 0 if shares else cost)
-            taken = self._take(share, allowance)
-            budget -= taken
-            job.deficit = max(0, job.deficit - taken)
-            if taken and job not in shares:
-                shares[job] = share
-                job.running.append(share)
-            if job.exhausted:
-                job.active, job.deficit = False, 0
-            else:
-                ring.append(job)
-        ring.extendleft(reversed(passed_over))
-        return budget
-
-    def _next_cost(self, share: Share) -> int | None:
-        """Return the tokens of the job's next piece; None if it cannot join this share.
-
-        A long item reads the query from pages, which an earlier batch must have filled. All long
-        items of a job use the same pages, so a batch has a chunk of at most one long item.
-        """
-        job = share.job
-        if job.query_done < job.cut:
-            return min(self.chunk, job.cut - job.query_done)
-        if job.short:
-            return job.tokens[job.short[0]]
-        if share.long is not None or share.query[1] > share.query[0]:
-            return None
-        rest = long_rest(job.cut, self.limits)
-        return self.chunk if job.long_done or self.chunk == 1 else max(self.chunk, rest)
-
-    def _take(self, share: Share, allowance: int) -> int:
-        """Move up to `allowance` tokens of work from the job to its share; return the number."""
-        job, left = share.job, allowance
-        if job.query_done < job.cut:
-            stop = self._chunk_end(job.query_done, left, job.cut)
-            left -= stop - job.query_done
-            share.query, job.query_done = (share.query[0], stop), stop
-        if job.query_done == job.cut:
-            items, left = job.take_short(left)
-            share.items += items
-            if left and not job.short and job.long and self._next_cost(share) is not None:
-                left -= self._take_long(share, left)
-        share.tokens += allowance - left
-        return allowance - left
-
-    def _take_long(self, share: Share, allowance: int) -> int:
-        job = share.job
-        item, start = job.long[0], job.long_done
-        rest = long_rest(job.cut, self.limits)
-        length = rest + len(job.plan.item_ids[item])
-        stop = rest + self._chunk_end(start - rest, allowance, length - rest)
-        if stop == start:  # the allowance is shorter than a chunk
-            return 0
-        share.long, share.long_ends, share.rest = (item, start, stop), stop == length, rest
-        job.long_done = stop
-        if share.long_ends:
-            job.long.popleft()
-            job.long_done = 0
-        return stop - start
-
-    def _chunk_end(self, start: int, allowance: int, end: int) -> int:
-        """Return the end of a chunk from `start` with at most `allowance` tokens."""
-        stop = start + allowance
-        return end if stop >= end else max(start, stop // self.chunk * self.chunk)
-
-    def _alone_batch(self) -> list[Share]:
-        job, item = self._alone.popleft()
-        if job.query_done < job.cut:  # the query was taken back meanwhile
-            job.short.appendleft(item)
-            self._activate(job)
-            return []
-        items, tokens = [*job.family_of(item)], job.tokens[item]
-        share = Share(job, job.epoch, (job.cut, job.cut), items, tokens=tokens, alone=True)
-        job.running.append(share)
-        return [share]
-
-    def take_back(self, job: Job) -> None:
-        """Return the work of all running shares to their job, which then runs it again."""
-        job.epoch += 1
-        chunks = []  # of long items, the last chunk first
-        for share in reversed(job.running):
-            if share.epoch != job.epoch - 1:
-                continue
-            if job.states is None:
-                job.query_done = min(job.query_done, share.query[0])
-            elif share.query[1] > share.query[0]:  # its state is overwritten, see `states`
-                job.query_done = job.cached
-            job.short.extendleft(reversed(share.firsts))
-            if share.long is not None:
-                chunks.append(share.long)
-                if share.long_ends:
-                    job.long.appendleft(share.long[0])
-        if chunks:
-            # Once the next long item has overwritten the pages of the one before, that one must
-            # start again; and once a chunk has overwritten its state.
-            one_item = len({item for item, _, _ in chunks}) == 1 and job.states is None
-            job.long_done = chunks[-1][1] if one_item else 0
-        if not job.removed:
-            self._activate(job)
+    def _release_states(self, job: Job) -> None:
+        if job.states is not None:
+            self.states.release(job.states.slots)
+            job.states = None

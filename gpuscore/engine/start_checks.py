@@ -32,7 +32,7 @@ from gpuscore.types.batch import (
 logger = logging.getLogger(__name__)
 
 LENGTHS = (2, 3, 4, 6, 8, 11, 15, 20)  # tokens of the prompts
-MOST_LABELS = 64
+MAX_LABELS = 64
 # Largest difference that rounding makes between equal log-probabilities, relative to the largest
 # float32 number that they are computed from. Prompts of a working model are some nats apart.
 IDENTICAL = 1e-6
@@ -48,13 +48,13 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
     Raises:
         ConfigError: answers are not finite, or the same for all prompts.
     """
-    reason = _refusal(*_ask(backend))
+    reason = _refusal(*_score_prompts(backend))
     if reason is None:
         return
     if not allow:
         raise ConfigError(
             f"the quantised model has collapsed: {reason}; use another checkpoint, or "
-            "--quantization w8a16, or serve it in spite of that with --allow-degenerate"
+            "--quantization w8a16, or serve it anyway with --allow-degenerate"
         )
     logger.warning("the quantised model has collapsed: %s (--allow-degenerate)", reason)
 
@@ -65,7 +65,8 @@ def known_prompts(limits: BackendLimits) -> list[Int32Array]:
     All prompts of two tokens or more end with the same token: a model that has lost its layers
     answers by the last token alone.
     """
-    rng, longest = np.random.default_rng(0), min(limits.max_model_len, limits.max_tokens)
+    rng = np.random.default_rng(0)
+    longest = min(limits.max_model_len, limits.max_tokens)
     last = rng.integers(0, limits.vocab_rows)
     prompts = dict[bytes, Int32Array]()
     for length in LENGTHS:
@@ -78,17 +79,19 @@ def known_prompts(limits: BackendLimits) -> list[Int32Array]:
 
 def known_labels(limits: BackendLimits) -> Int32Array:
     """Return label ids that are spread over the vocabulary, or over all classes."""
-    count = min(MOST_LABELS, limits.label_rows)
+    count = min(MAX_LABELS, limits.label_rows)
     return np.linspace(0, limits.label_rows - 1, count).astype(np.int32)
 
 
-def _ask(backend: Backend) -> tuple[Float64Array, Float64Array]:
+def _score_prompts(backend: Backend) -> tuple[Float64Array, Float64Array]:
     """Return logits [P, L] of P known prompts and L known labels, and log-sum-exps [P]."""
-    labels, logits, lse = known_labels(backend.limits), list[Float32Array](), list[Float32Array]()
+    labels = known_labels(backend.limits)
+    logits: list[Float32Array] = []
+    lse: list[Float32Array] = []
     for prompt in known_prompts(backend.limits):
         alone = Segment(prompt, 0, 0, label_ids=labels, need_lse=True)
         scores = backend.collect(backend.extend(pack([alone], [Prefix(0, NO_TOKENS)])))
-        assert scores.lse is not None  # noqa: S101  (it was asked for)
+        assert scores.lse is not None  # noqa: S101  (it was requested)
         logits.append(scores.label_logits)
         lse.append(scores.lse)
     return np.stack(logits).astype(float), np.concatenate(lse).astype(float)
@@ -107,7 +110,7 @@ def _refusal(logits: Float64Array, lse: Float64Array) -> str | None:
     if count > 1 and difference <= rounding:
         return (
             f"{count} different prompts get the same scores: those of {labels} labels differ by at "
-            f"most {difference:.1e} nats, and rounding alone may make {rounding:.1e}"
+            f"most {difference:.1e} nats, and rounding alone can cause {rounding:.1e}"
         )
     return None
 
@@ -125,19 +128,20 @@ class _Trial:
     others: tuple[Int32Array, ...]  # segments of another request, between the items
     labels: Int32Array
 
-    def beside_the_query(self, order: NDArray[np.int64]) -> Int32Array:
+    def with_the_query(self, order: NDArray[np.int64]) -> Int32Array:
         """Return the bits of these items, in one batch with the query as their parent."""
         parent = Segment(self.query, 0, 0)
         items = [self._segment(self.items[i], len(self.query), 0, 0) for i in order]
         return self._bits([parent, *items], [Prefix(0, NO_TOKENS)])
 
-    def on_the_cache(self, order: NDArray[np.int64]) -> Int32Array:
+    def over_cached_pages(self, order: NDArray[np.int64]) -> Int32Array:
         """Return the bits of these items, over cached pages and between another request's segments.
 
         The query is first computed chunk by chunk into the pages.
         """
         limits = self.backend.limits
-        page_size, chunk = limits.page_size, limits.deterministic_chunk
+        page_size = limits.page_size
+        chunk = limits.deterministic_chunk
         pages = np.arange(-(-len(self.query) // page_size), dtype=np.int32)
         for start in range(0, len(self.query), chunk):
             part = self.query[start : start + chunk]
@@ -156,7 +160,7 @@ class _Trial:
     def _bits(self, segments: list[Segment], prefixes: list[Prefix]) -> Int32Array:
         """Return the bits of label logits and log-sum-exp, as int32 [scored rows, labels + 1]."""
         scores = self.backend.collect(self.backend.extend(pack(segments, prefixes)))
-        assert scores.lse is not None  # noqa: S101  (it was asked for)
+        assert scores.lse is not None  # noqa: S101  (it was requested)
         labels = scores.label_logits.reshape(len(scores.lse), -1)
         return np.column_stack((labels, scores.lse)).view(np.int32)
 
@@ -165,12 +169,12 @@ def check_same_bits(backend: Backend) -> None:
     """Raise ConfigError if an item's bits differ between batches."""
     trial = _trial(backend)
     order = np.arange(len(trial.items))
-    expected = trial.beside_the_query(order)
+    expected = trial.with_the_query(order)
     different = np.zeros(len(order), dtype=np.bool_)
-    different |= (trial.beside_the_query(order[::-1]) != expected[::-1]).any(axis=1)[::-1]
-    different |= (trial.on_the_cache(order) != expected).any(axis=1)
+    different |= (trial.with_the_query(order[::-1]) != expected[::-1]).any(axis=1)[::-1]
+    different |= (trial.over_cached_pages(order) != expected).any(axis=1)
     for index in (0, -1):
-        different[index] |= (trial.beside_the_query(order[[index]]) != expected[index]).any()
+        different[index] |= (trial.with_the_query(order[[index]]) != expected[index]).any()
     if different.any():
         raise ConfigError(
             f"--deterministic: on this machine the scores of {different.sum()} of {len(order)} "
@@ -181,13 +185,15 @@ def check_same_bits(backend: Backend) -> None:
 def _trial(backend: Backend) -> _Trial:
     """Return a trial of random tokens; the query is longer than one chunk if that fits a batch."""
     limits = backend.limits
-    room = limits.max_tokens // 3
+    max_items = limits.max_tokens // 3  # tokens of all items together
     lengths = [
         length
         for length, so_far in zip(ITEM_LENGTHS, accumulate(ITEM_LENGTHS), strict=True)
-        if so_far <= room and 2 * length <= limits.max_model_len
+        if so_far <= max_items and 2 * length <= limits.max_model_len
     ]
-    longest = min(room, limits.max_model_len - max(lengths), limits.deterministic_chunk * 5 // 4)
+    longest = min(
+        max_items, limits.max_model_len - max(lengths), limits.deterministic_chunk * 5 // 4
+    )
     rng = np.random.default_rng(0)
 
     def tokens(count: int) -> Int32Array:

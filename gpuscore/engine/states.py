@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from gpuscore.engine.pages import PageKey, PagePool
 from gpuscore.types.batch import BackendLimits
 
-SPACING = 512  # tokens, at least, between the states of one query that are kept for others
-MOST = 8  # such states of one query
+MIN_SPACING = 512  # tokens, at least, between the states of one query that are kept for others
+MAX_KEPT = 8  # such states of one query
 RESERVE = 4  # a request takes slots for them while over one of so many is free or cached
 
 
@@ -40,7 +40,8 @@ class StateSlots(PagePool):
 
     def __init__(self, limits: BackendLimits, prefix_cache: bool) -> None:
         super().__init__(limits.num_states)
-        self._size, self._prefix_cache = limits.page_size, prefix_cache
+        self._page_size = limits.page_size
+        self._prefix_cache = prefix_cache
 
     def find_last(self, keys: tuple[PageKey, ...], pages: int) -> tuple[int, int]:
         """Find the last state at the end of one of the first `pages` pages.
@@ -54,41 +55,49 @@ class StateSlots(PagePool):
                 return count, slots[0]
         return 0, -1
 
-    def take(self, states: JobStates, cached: int, cut: int, base: int | None) -> bool:
+    def take(
+        self, states: JobStates, cached_tokens: int, query_length: int, shared_length: int | None
+    ) -> bool:
         """Give a request the slots that it needs, and some for the cache if there are many.
 
         Args:
-            states: of the request, with the slot of the cached state, if there is one.
-            cached: query tokens that were cached.
-            cut: tokens of the query.
-            base: query tokens whose pages its long items share; None = it has no long item.
+            states: the request's states, with the slot of the cached one if there is one.
+            cached_tokens: number of query tokens that were cached.
+            query_length: number of query tokens.
+            shared_length: number of query tokens whose pages its long items share; None = it has no
+                long item.
 
         Returns:
             False if too few slots are free or cached; then it got none.
         """
-        for_base = base is not None and base > cached
-        slots = self.allocate((cut > cached) + (base is not None) + for_base)
-        if slots is None:
+        computes_query = query_length > cached_tokens
+        # Long items begin with the state after `shared_length` tokens, which may be the cached one.
+        keeps_shared = shared_length is not None and shared_length > cached_tokens
+        allocated = self.allocate(computes_query + (shared_length is not None) + keeps_shared)
+        if allocated is None:
             return False
-        own = slots.tolist()
-        if cut > cached:
-            states.query = own.pop()
-        if base is not None:
-            states.item = own.pop()
-            if for_base:
-                states.kept[base] = own.pop()
-        for tokens in self._boundaries(cached, cut) if self._prefix_cache else ():
+        free = allocated.tolist()
+        if computes_query:
+            states.query = free.pop()
+        if shared_length is not None:
+            states.item = free.pop()
+            if keeps_shared:
+                states.kept[shared_length] = free.pop()
+        if not self._prefix_cache:
+            return True
+        for tokens in self._boundaries(cached_tokens, query_length):
             if RESERVE * (self.num_free + self.num_cached) <= self.num_pages:
                 break
             if tokens not in states.kept and (slots := self.allocate(1)) is not None:
                 states.kept[tokens] = int(slots[0])
         return True
 
-    def _boundaries(self, cached: int, cut: int) -> list[int]:
+    def _boundaries(self, cached_tokens: int, query_length: int) -> list[int]:
         """Return the numbers of query tokens whose state is worth a slot, the best first."""
-        last, spacing = cut // self._size * self._size, SPACING
-        while last - cached > (MOST - 1) * spacing:
+        last = query_length // self._page_size * self._page_size
+        spacing = MIN_SPACING
+        while last - cached_tokens > (MAX_KEPT - 1) * spacing:
             spacing *= 2
-        first = (cached // spacing + 1) * spacing
-        spaced = [tokens for tokens in range(first, last, spacing) if tokens % self._size == 0]
-        return ([last] if last > cached else []) + spaced[::-1]
+        first = (cached_tokens // spacing + 1) * spacing
+        spaced = [tokens for tokens in range(first, last, spacing) if tokens % self._page_size == 0]
+        return ([last] if last > cached_tokens else []) + spaced[::-1]

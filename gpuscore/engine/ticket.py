@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.engine.jobs import Share
+from gpuscore.engine.jobs import ScheduledChunk
 from gpuscore.engine.pages import PageRows
 from gpuscore.engine.plan import Plan
 from gpuscore.errors import GpuscoreError
@@ -24,6 +24,9 @@ from gpuscore.types.batch import (
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
 Places = NDArray[np.integer]
+Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
+
+NO_LOGITS: Float32Array = np.empty(0, dtype=np.float32)
 
 
 def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
@@ -37,11 +40,6 @@ def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError)
         pass
 
 
-Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
-
-NOTHING: Float32Array = np.empty(0, dtype=np.float32)
-
-
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request in the engine: its future, its times, and the rows that have arrived."""
@@ -49,9 +47,9 @@ class Ticket:
     plan: Plan
     future: "Future[ScoreResult]"
     progress: Progress | None
-    arrived: float  # seconds, monotonic
-    planned: float | None = None
-    launched: float | None = None
+    arrived_at: float  # seconds on the engine's clock
+    scheduled_at: float | None = None  # when its first batch was scheduled ...
+    launched_at: float | None = None  # ... and launched
     computed_tokens: int = 0
     rows_left: int = field(init=False)
     logits: Float32Array = field(init=False)  # [labels of all rows]
@@ -60,21 +58,23 @@ class Ticket:
     top_logits: Float32Array = field(init=False)
     _width: int = field(init=False)  # logits of each row; 0 = not all have as many
     _starts: Places = field(init=False)  # [rows + 1] where each row's logits begin
-    _there: BoolArray = field(init=False)  # [rows] that have arrived
+    _arrived: BoolArray = field(init=False)  # [rows]
 
     def __post_init__(self) -> None:
-        request, count = self.request, self.plan.num_rows
+        request = self.request
+        count = self.plan.num_rows
         self.rows_left = count
-        self._there = np.zeros(count, np.bool_)
+        self._arrived = np.zeros(count, np.bool_)
         counts = _labels_of_rows(request)
-        self._width = _only(counts)
+        self._width = _common_count(counts)
         self._starts = np.arange(count + 1) * self._width
         if not self._width:
             self._starts = np.append(0, np.cumsum(counts))
         self.logits = np.empty(self._starts[-1], np.float32)
         self.lse = np.empty(count, dtype=np.float32)
         self.lse.fill(np.nan)  # np.full and np.ones take several times as long
-        self.top_ids, self.top_logits = NO_TOKENS, NOTHING
+        self.top_ids = NO_TOKENS
+        self.top_logits = NO_LOGITS
         if request.num_top:
             self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
             self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
@@ -104,8 +104,8 @@ class Ticket:
             top_logits=self.top_logits[part].copy() if request.num_top else None,
         )
 
-    def take_kept(self, pages: list[PageRows | None]) -> None:
-        """Take the results of the query's first rows, which were kept with their pages."""
+    def take_cached(self, pages: list[PageRows | None]) -> None:
+        """Take the results of the query's first rows, which were cached with their pages."""
         stop = 0
         for page in filter(None, pages):
             part = slice(stop, stop := stop + len(page.rows.places))
@@ -120,27 +120,27 @@ class Ticket:
             self.arrive(np.arange(stop))
 
     @property
-    def done(self) -> int:
+    def rows_done(self) -> int:
         """Number of rows that have arrived, those of labels' nodes left out."""
         return (self.plan.num_rows - self.rows_left) // self.plan.rows_per_token
 
     def take(
-        self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
+        self, chunk: ScheduledChunk, batch: PackedBatch, first_row: int, scores: RowScores
     ) -> tuple[list[int], int]:
-        """Keep the finite rows of a share, which starts at `first_row` of the batch's scored rows.
+        """Keep the finite rows of a chunk, which starts at `first_row` of the batch's scored rows.
 
         Returns:
             The items of the plan with a non-finite row, which are not kept, and the number of such
             rows.
         """
-        rows = slice(first_row, first_row + share.num_rows)
+        rows = slice(first_row, first_row + chunk.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
-        fine = self._finite(scores, rows, bounds)
-        flaws = len(fine) - int(np.count_nonzero(fine))
-        kept, places, broken = self._places(share, fine)
+        finite = self._finite(scores, rows, bounds)
+        num_nonfinite = len(finite) - int(np.count_nonzero(finite))
+        kept, places, nonfinite_items = self._places(chunk, finite)
         if self._width:
-            made = scores.label_logits[bounds[0] : bounds[-1]].reshape(-1, self._width)
-            self.logits.reshape(-1, self._width)[places] = made[kept]
+            logits = scores.label_logits[bounds[0] : bounds[-1]].reshape(-1, self._width)
+            self.logits.reshape(-1, self._width)[places] = logits[kept]
         else:
             counts = np.diff(bounds)[kept]
             logits = scores.label_logits[_runs(bounds[:-1][kept], counts)]
@@ -149,22 +149,24 @@ class Ticket:
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
-            count = self.request.num_top  # another request of the batch may want more
+            count = self.request.num_top  # another request of the batch may have more
             self.top_ids[places] = scores.top_ids[rows, :count][kept]
             self.top_logits[places] = scores.top_logits[rows, :count][kept]
-        return broken, flaws
+        return nonfinite_items, num_nonfinite
 
-    def result(self, done: float) -> ScoreResult:
-        """Return the complete answer, with timings up to `done`."""
-        request, planned, launched = self.request, self.planned, self.launched
-        assert planned is not None and launched is not None  # noqa: S101, PT018  (it was launched)
-        logits, lse = self.logits, self.lse
+    def result(self, done_at: float) -> ScoreResult:
+        """Return the complete answer, with timings up to `done_at`."""
+        request = self.request
+        assert self.scheduled_at is not None  # noqa: S101  (it was launched)
+        assert self.launched_at is not None  # noqa: S101
+        logits = self.logits
+        lse = self.lse
         if request.trie is not None:
-            logits, lse = _added_up(logits, lse, request.trie)
+            logits, lse = _label_sums(logits, lse, request.trie)
         if request.trie is None and request.readouts is None and self._width:
             parts = tuple(logits.reshape(-1, self._width))
         else:
-            parts = _divided(logits, [*map(len, request.row_labels)])
+            parts = _split(logits, [*map(len, request.row_labels)])
         return ScoreResult(
             label_logits=parts,
             lse=lse if request.need_lse else None,
@@ -172,51 +174,55 @@ class Ticket:
             top_logits=self.top_logits if request.num_top else None,
             computed_tokens=max(0, self.computed_tokens - self.plan.label_tokens),
             timings=Timings(
-                queue=planned - self.arrived,
-                batch=launched - planned,
-                device=done - launched,
+                queue=self.scheduled_at - self.arrived_at,
+                batch=self.launched_at - self.scheduled_at,
+                device=done_at - self.launched_at,
             ),
         )
 
-    def _places(self, share: Share, fine: BoolArray) -> tuple[Places | slice, Places, list[int]]:
-        """Return the numbers of a share's rows that are kept, each with its answer's row, and the
-        items that have a row which is not `fine`.
+    def _places(
+        self, chunk: ScheduledChunk, finite: BoolArray
+    ) -> tuple[Places | slice, Places, list[int]]:
+        """Return which rows of a chunk are kept, the row of the answer that each is, and the items
+        with a non-finite row, of which none is kept.
 
-        A row is there several times if several rows of the answer are equal to it.
+        A row is returned several times if several rows of the answer are equal to it.
         """
-        if self.plan.rows is None:  # an item is one row of the share and one of the answer
-            items = np.array(share.scored, np.int64)
-            if np.count_nonzero(fine) == len(fine):
+        if self.plan.rows is None:  # an item is one row of the chunk and one of the answer
+            items = np.array(chunk.scored_items, np.int64)
+            if np.count_nonzero(finite) == len(finite):
                 return slice(None), items, []
-            return np.flatnonzero(fine), items[fine], items[~fine].tolist()
-        spans = share.spans
+            return np.flatnonzero(finite), items[finite], items[~finite].tolist()
+        spans = chunk.spans
         starts = [*accumulate((count for _, _, count in spans), initial=0)]
-        broken: list[int] = []
-        if not fine.all():
+        nonfinite_items: list[int] = []
+        if not finite.all():
             pairs = zip(spans, pairwise(starts), strict=True)
-            broken = [item for (item, *_), own in pairs if not fine[slice(*own)].all()]
+            nonfinite_items = [
+                item for (item, _, _), (start, stop) in pairs if not finite[start:stop].all()
+            ]
         parts = [
             (start, row + first, count)
             for (item, first, count), start in zip(spans, starts, strict=False)
-            if item not in broken
+            if item not in nonfinite_items
             for row in self.plan.rows_of(item)
         ]
         kept, places, counts = np.array(parts, np.int64).reshape(-1, 3).T
-        return _runs(kept, counts), _runs(places, counts), broken
+        return _runs(kept, counts), _runs(places, counts), nonfinite_items
 
     def arrive(self, places: Places) -> None:
         """Mark these rows as arrived; what runs again repeats some."""
-        self.rows_left -= len(places) - int(np.count_nonzero(self._there[places]))
-        self._there[places] = True
+        self.rows_left -= len(places) - int(np.count_nonzero(self._arrived[places]))
+        self._arrived[places] = True
 
     def _finite(self, scores: RowScores, rows: slice, cu_labels: Int32Array) -> BoolArray:
         """Return bool [rows], True where all requested numbers of a row are finite."""
-        fine = np.isfinite(scores.label_logits[cu_labels[0] : cu_labels[-1]])
-        if np.count_nonzero(fine) == len(fine):
+        logits_finite = np.isfinite(scores.label_logits[cu_labels[0] : cu_labels[-1]])
+        if np.count_nonzero(logits_finite) == len(logits_finite):
             finite = np.empty(rows.stop - rows.start, dtype=np.bool_)
             finite.fill(True)
         else:
-            finite = np.logical_and.reduceat(fine, cu_labels[:-1] - cu_labels[0])
+            finite = np.logical_and.reduceat(logits_finite, cu_labels[:-1] - cu_labels[0])
         if self.request.need_lse:
             finite &= False if scores.lse is None else np.isfinite(scores.lse[rows])
         if self.request.num_top:
@@ -234,7 +240,7 @@ def _labels_of_rows(request: ScoreRequest) -> list[int] | Int32Array:
     return [*map(len, request.label_ids)]
 
 
-def _only(counts: list[int] | Int32Array) -> int:
+def _common_count(counts: list[int] | Int32Array) -> int:
     """Return the number that all these are; 0 if they differ."""
     if isinstance(counts, list):  # a few, for which NumPy takes longer
         return counts[0] if len(set(counts)) == 1 else 0
@@ -249,20 +255,20 @@ def _runs(starts: Places, counts: Places) -> Places:
     return numbers
 
 
-def _divided(logits: Float32Array, lengths: Sequence[int]) -> tuple[Float32Array, ...]:
+def _split(logits: Float32Array, lengths: Sequence[int]) -> tuple[Float32Array, ...]:
     """Return parts of these lengths, as views."""
     if len(set(lengths)) == 1:
         return tuple(logits.reshape(len(lengths), -1))
     return tuple(logits[a:b] for a, b in pairwise(accumulate(lengths, initial=0)))
 
 
-def _added_up(
+def _label_sums(
     logits: Float32Array, lse: Float32Array, trie: LabelTrie
 ) -> tuple[Float32Array, Float32Array]:
     """Return the logit of each label, and the log-sum-exp, of rows that are followed by nodes'."""
-    of_items = logits.astype(np.float64).reshape(len(lse) // trie.num_rows, -1)
-    of_rows = lse.astype(np.float64).reshape(-1, trie.num_rows)
-    own = np.repeat(of_rows, [*map(len, trie.next_ids)], axis=1)
+    item_logits = logits.astype(np.float64).reshape(len(lse) // trie.num_rows, -1)
+    row_lse = lse.astype(np.float64).reshape(-1, trie.num_rows)
+    logit_lse = np.repeat(row_lse, [*map(len, trie.next_ids)], axis=1)
     # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
-    sums = trie.sums(np.minimum(of_items - own, 0.0)) + of_rows[:, :1]
+    sums = trie.sums(np.minimum(item_logits - logit_lse, 0.0)) + row_lse[:, :1]
     return sums.astype(np.float32).reshape(-1), lse[:: trie.num_rows]

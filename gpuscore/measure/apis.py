@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
-from gpuscore.measure.scenarios import BenchRequest
+from gpuscore.measure.scenarios import MARK, BenchRequest
 from gpuscore.measure.workload import Ids
 
 LABELS = [11, 23]  # token ids whose probability is asked for while the clock runs
@@ -33,33 +34,32 @@ class Api:
     path: str
     gives: str
     body: Callable[[BenchRequest, str, Ids], dict[str, Any]]
-    rows: Callable[[Any], Rows]
+    rows: Callable[[Any], Any]
 
     def encode(self, ask: BenchRequest, model: str, labels: Ids = LABELS) -> bytes:
         return msgspec.json.encode(self.body(ask, model, labels))
 
-    def read(self, body: bytes, items: int) -> Rows:
-        """Return a row per item; raise ValueError for a malformed answer."""
+    def read(self, body: bytes, ask: BenchRequest) -> Rows:
+        """Return a row per item or candidate; raise ValueError for a malformed answer."""
+        count = len(ask.items) * ask.candidates
         try:
-            rows = self.rows(msgspec.json.decode(body))
-            if len(rows) == items and all(math.isfinite(score) for row in rows for score in row):
+            found = self.rows(msgspec.json.decode(body))
+            rows: Rows = found if ask.candidates == 1 else [*chain.from_iterable(found)]
+            if len(rows) == count and all(map(math.isfinite, chain.from_iterable(rows))):
                 return rows
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(f"no scores in an answer: {error!r}") from error
-        raise ValueError(f"{len(rows)} rows of scores, or some not finite, for {items} items")
+        raise ValueError(f"{len(rows)} rows of scores, or some not finite, for {count} items")
 
 
 def _score_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
-    return {"model": model, "query": ask.query, "items": ask.items, "label_token_ids": labels}
+    body = {"model": model, "query": ask.query, "items": ask.items, "label_token_ids": labels}
+    return body if ask.candidates == 1 else body | {"score_extraction_token_id": MARK}
 
 
 def _generative_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
-    whole = {"apply_softmax": False, "add_special_tokens": False}
-    return _score_body(ask, model, labels) | whole
-
-
-def _generative_rows(answer: Any) -> Rows:
-    return [[float(entry["score"])] for entry in _ordered(answer["data"])]
+    body = _score_body(ask, model, labels)
+    return body | {"apply_softmax": False, "add_special_tokens": False}
 
 
 def _ordered(entries: Any) -> list[Any]:
@@ -67,12 +67,9 @@ def _ordered(entries: Any) -> list[Any]:
 
 
 def _completions_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
-    prompts = [_joined(ask.query, item) for item in ask.items]
+    head: Any = ask.query if isinstance(ask.query, str) else [*ask.query]
+    prompts = [head + item for item in ask.items]
     return {"model": model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1}
-
-
-def _joined(query: Any, item: Any) -> Any:
-    return query + item if isinstance(query, str) else [*query, *item]
 
 
 def _completions_rows(answer: Any) -> Rows:
@@ -85,7 +82,10 @@ APIS = {
     api.name: api
     for api in (
         Api("score", "/v1/score", EVERY, _score_body, rows=itemgetter("scores")),
-        Api("generative", "/generative_scoring", FIRST, _generative_body, rows=_generative_rows),
+        Api(
+            *("generative", "/generative_scoring", FIRST, _generative_body),
+            rows=lambda answer: [[float(entry["score"])] for entry in _ordered(answer["data"])],
+        ),
         Api("completions", "/v1/completions", BEST, _completions_body, rows=_completions_rows),
     )
 }

@@ -12,7 +12,10 @@ from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags,
 from gpuscore.config.sources import Settings
 
 # Copies of the keys of SCENARIOS, APIS and SIZES, whose modules import NumPy.
-SCENARIOS = ("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency", "text")
+SCENARIOS = (
+    *("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency"),
+    *("setwise", "text"),
+)
 APIS = ("score", "generative", "completions")
 SIZES = ("text", "quick", "standard", "full", "bench")
 
@@ -68,8 +71,8 @@ _TARGETS: tuple[Flag, ...] = (
 _SCENARIOS: tuple[Flag, ...] = (
     (
         *("--scenario", "LIST"),
-        f"separated by commas: {', '.join(SCENARIOS)} (default: all but text, or the scenario of "
-        "--input)",
+        f"separated by commas: {', '.join(SCENARIOS)} (default: all but setwise and text, or "
+        "the scenario of --input)",
         {},
     ),
     (

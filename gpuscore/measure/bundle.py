@@ -21,7 +21,6 @@ from gpuscore.measure.figures import Row
 from gpuscore.measure.report import write
 from gpuscore.measure.results import CaseResult, Measured, sha256
 from gpuscore.measure.workload import Case
-from gpuscore.types.batch import Float64Array
 
 FORMAT, DIGEST = "gpuscore bundle 3", "sha256"
 
@@ -58,7 +57,9 @@ def read_bundle(path: Path) -> Bundle:
             raise ConfigError(
                 f"{path} was changed after it was written: its SHA-256 is not the one in it"
             )
-        bundle = msgspec.convert(_told(content), Bundle, dec_hook=_array)
+        bundle = msgspec.convert(
+            _told(content), Bundle, dec_hook=lambda _, value: np.array(value, dtype=np.float64)
+        )
         for server in bundle.servers:
             for case in server.workload.cases if server.workload is not None else ():
                 _check(case, server.results[case.name])
@@ -74,10 +75,6 @@ def _told(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _told(inner) for name, inner in value.items() if inner is not None}
     return [_told(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _array(kind: type, value: Any) -> Float64Array:
-    return np.array(value, dtype=np.float64)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

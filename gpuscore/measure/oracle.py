@@ -55,7 +55,21 @@ class Oracle:
     """
 
     def __init__(self, directory: Path, dtype: str, device: str) -> None:
-        self._model, self._device = _load(directory, dtype, device), device
+        try:
+            from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
+        except ImportError as error:
+            raise ConfigError(
+                "the oracle of this comparison is transformers, which is not installed: "
+                f"{install('parity')}"
+            ) from error
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        options: Any = {"attn_implementation": "eager", "trust_remote_code": False}
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), **options
+        )
+        self._model = model.to(device).eval()
+        self._device = device
 
     def score(self, case: Case) -> CaseResult:
         """Score whole prompts, in batches of one length."""
@@ -91,22 +105,6 @@ def _case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array
         _, first = np.unique(case.label_ids[row], return_index=True)
         mass[row] = np.exp(values[row, first]).sum()
     return CaseResult(values, None if case.apply_softmax else mass)
-
-
-def _load(directory: Path, dtype: str, device: str) -> Any:
-    try:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-    except ImportError as error:
-        raise ConfigError(
-            "the oracle of this comparison is transformers, which is not installed: "
-            f"{install('parity')}"
-        ) from error
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=getattr(torch, dtype), attn_implementation="eager", trust_remote_code=False
-    )
-    return model.to(device).eval()
 
 
 def _together(prompts: list[Ids]) -> Iterator[list[int]]:

@@ -19,7 +19,6 @@ from gpuscore.models.hub import model_directory, model_name
 from gpuscore.system.machine import local_machine, versions
 
 _OF_BACKENDS = ("backend", "attention", "quantization")
-_LOCAL = ("model",)  # flags with local paths, which a bundle leaves out
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
@@ -29,10 +28,8 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.measure.oracle import run_oracle
 
     facts = _told(config.model, workload)
-    references = [
-        run_oracle(directory, config, dtype, workload)
-        for dtype in dict.fromkeys(("float32", plan.dtype_name))
-    ]
+    dtypes = dict.fromkeys(("float32", plan.dtype_name))
+    references = [run_oracle(directory, config, dtype, workload) for dtype in dtypes]
     found = judged([run_workload(config, plan, workload)], references)
     facts["oracle"] = f"transformers on {references[0].facts['device']}"
     facts |= {"date": now(), "hardware": local_machine(), "versions": versions()}
@@ -54,11 +51,13 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         made = run_oracle(directory, config, plan.dtype_name, workload)
     else:
         made = run_workload(config, plan, workload)
+    flags = asdict(config)
+    del flags["model"]  # perhaps a path of this machine
     facts = made.facts | {
         "created": now(),
         "hardware": local_machine(),
         "versions": versions(),
-        "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
+        "flags": flags,
     }
     made = replace(made, facts=facts, digests=fingerprint(directory))
     write_bundle(Path(values.output), Bundle({}, (made,)))

@@ -1,7 +1,7 @@
 """Tables of times: a scenario's ways and servers, with rates, latencies, ratios and cost."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,13 +48,16 @@ def _table(
     others = {(row.server, row.way): row for row in rows if row.error is None}
     head = ["way", "server", *columns, f"over {known.base}", f"against {first}"]
     head += ["$ per million items", "items per $"]
-    lines_of = []
+    lines_of: list[list[str]] = []
+    notes: list[str] = []
     for row in rows:
         cells = [row.way, row.server, *_cells(row, columns)]
         cells.append(change_text(improvement(row, others.get((row.server, known.base)))))
         cells.append(change_text(against(row, others.get((first, row.way)))))
         lines_of.append([*cells, *_cost(row, prices.get(row.server))])
-    return filled(f"{scenario}: {shape} ({known.source})", head, lines_of, list(_notes(rows)))
+        said = row.notes if row.error is None else (row.error, *row.notes)
+        notes += [f"{row.way}, {row.server}: {note}" for note in said]
+    return filled(f"{scenario}: {shape} ({known.source})", head, lines_of, notes)
 
 
 _ITEMS = ("items/s", "ms per item", f"s for {UNIT}")
@@ -94,12 +97,6 @@ def _number(value: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    for row in rows:
-        said = row.notes if row.error is None else (row.error, *row.notes)
-        yield from (f"{row.way}, {row.server}: {note}" for note in said)
 
 
 def improvement(row: Row, base: Row | None) -> Interval | None:

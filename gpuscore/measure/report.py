@@ -60,7 +60,7 @@ class ResultTable:
         names, rest = columns[: self.names], columns[self.names :]
         while rest:
             shown = [*names, rest.pop(0)]
-            while rest and _width([*shown, rest[0]]) <= WIDTH:
+            while rest and sum(2 + max(map(len, each)) for each in (*shown, rest[0])) <= WIDTH + 2:
                 shown.append(rest.pop(0))
             widths = [max(map(len, column)) for column in shown]
             for first, *cells in zip(*shown, strict=True):
@@ -95,10 +95,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= NAME else f"{text[:12]}…{text[-(NAME - 13) :]}"
 
 
-def _width(columns: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(len, column)) for column in columns) + 2 * (len(columns) - 1)
-
-
 def conclude(
     path: str | None,
     title: str,
@@ -121,7 +117,8 @@ def conclude(
     found, verdicts = judged
     tables = [*times, *([_agreement(found)] if found else [])]
     parts = [table.as_text() for table in tables]
-    parts += ["\n".join(map(_line, verdicts))] if verdicts else []
+    lines = (f"{WORDS[v.passed]:<4}  {v.subject}, {v.gate}: {v.detail}" for v in verdicts)
+    parts += ["\n".join(lines)] if verdicts else []
     print("\n\n".join(parts))
     if path is not None:
         cells = [(WORDS[v.passed], v.gate, v.subject, v.detail) for v in verdicts]
@@ -148,10 +145,6 @@ def _agreement(found: Sequence[Agreement]) -> ResultTable:
         for one in found
     ]
     return filled("Scores", (*HEAD, "mass", "alone"), rows, [ABOUT])
-
-
-def _line(verdict: Verdict) -> str:
-    return f"{WORDS[verdict.passed]:<4}  {verdict.subject}, {verdict.gate}: {verdict.detail}"
 
 
 def _said(value: object) -> str:

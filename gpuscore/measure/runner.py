@@ -156,8 +156,8 @@ class BenchRun:
             count = int((~np.isin(record.status, (200, 429))).sum())
             raise ValueError(f"{count} of {len(asks)} requests failed: {trouble(record, bad)}")
         for place in np.flatnonzero(record.status == 200).tolist():
-            api.read(record.bodies[place], len(asks[place].items))
-        shot = Shot.of(record, [len(ask.items) for ask in asks])
+            api.read(record.bodies[place], asks[place])
+        shot = Shot.of(record, [len(ask.items) * ask.candidates for ask in asks])
         if not shot.requests:
             raise ValueError(f"all {len(asks)} requests were refused: {trouble(record, 0)}")
         part = not timed.scenario.asks and way.chunk is not None and 1 < len(asks) < way.requests

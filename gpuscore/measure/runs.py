@@ -73,10 +73,6 @@ def _alone(scorer: Scorer, case: Case, together: CaseResult) -> float:
     step = max(1, len(case.items) // ALONE)
     rows = range(0, len(case.items), step)
     items: Sequence[Any] = case.items
-    scored = [
-        score_case(
-            scorer, replace(case, items=[items[row]], label_ids=[case.label_ids[row]])
-        ).values[0]
-        for row in rows
-    ]
+    single = (replace(case, items=[items[row]], label_ids=[case.label_ids[row]]) for row in rows)
+    scored = [score_case(scorer, one).values[0] for one in single]
     return errors(np.stack(scored) - together.values[list(rows)]).maximum

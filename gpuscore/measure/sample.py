@@ -52,7 +52,7 @@ def _scored(target: HttpTarget, case: Case, chunk: int | None) -> CaseResult:
         for number, ask in enumerate(asks):
             if record.status[number] != 200:
                 raise ValueError(trouble(record, number))
-            rows += api.read(record.bodies[number], len(ask.items))
+            rows += api.read(record.bodies[number], ask)
         parts.append(np.array(rows, dtype=np.float64))
     values: Float64Array = np.log(np.maximum(np.concatenate(parts, axis=1), SMALLEST))
     if values.shape != shape:

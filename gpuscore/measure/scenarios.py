@@ -13,19 +13,24 @@ from gpuscore.measure.workload import TEXT, Ids, read_texts
 SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
 LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
 IN_FLIGHT = (128, 512, 1024)
+MARK = 0  # the token after each candidate of a set, at which it is scored, and no other token
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A query and the items to be scored after it, all texts or all token ids."""
+    """A query and the items to be scored after it, all texts or all token ids.
+
+    With `candidates` over 1 each item is a set of as many, scored after each MARK.
+    """
 
     query: str | Ids
     items: Sequence[str | Ids]
+    candidates: int = 1
 
     def chunks(self, size: int | None) -> "Iterator[BenchRequest]":
         """Yield requests of at most so many items, each with the whole query; None: one request."""
         for start in range(0, len(self.items), size or len(self.items)):
-            yield BenchRequest(self.query, self.items[start : start + (size or len(self.items))])
+            yield replace(self, items=self.items[start : start + (size or len(self.items))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Way:
         seconds: of arrivals.
         cold: the static tokens are different in each request, too.
         decodes: sent as /v1/completions, which reads the prompts and decodes a token.
+        candidates: of each item, which is a set of them if they are several.
         share: of the requests that are sent.
     """
 
@@ -75,6 +81,7 @@ class Way:
     seconds: float = 120.0
     cold: bool = False
     decodes: bool = False
+    candidates: int = 1
     share: float = 1.0
 
     @property
@@ -152,6 +159,15 @@ SCENARIOS = {
             ),
             "prefill plus decode",
         ),
+        Scenario(
+            "setwise",
+            "100 sets of 10 candidates",
+            (
+                Way("sets", Shape(2000, 0, 100, 210), candidates=10),
+                Way("single", Shape(2000, 0, 1000, 21), chunk=1),
+            ),
+            "single",
+        ),
         Scenario(TEXT, "real sentences, or --input", (), "sequential"),  # the ways depend on them
     )
 }
@@ -207,10 +223,14 @@ class Draws:
         shape = way.shape
         first = self._ids(rng, shape.static) if way.cold else static
         query = [*first, *self._ids(rng, shape.new)]
-        return BenchRequest(query, [self._ids(rng, shape.item) for _ in range(shape.items)])
+        items = [self._ids(rng, shape.item) for _ in range(shape.items)]
+        each = shape.item // way.candidates
+        for item in items if way.candidates > 1 else ():
+            item[each - 1 :: each] = [MARK] * way.candidates
+        return BenchRequest(query, items, way.candidates)
 
     def _ids(self, rng: np.random.Generator, length: int) -> Ids:
-        ids: Ids = rng.integers(0, self._vocab, length).tolist()
+        ids: Ids = rng.integers(MARK + 1, self._vocab, length).tolist()
         return ids
 
     def _rng(self, *names: str | int) -> np.random.Generator:

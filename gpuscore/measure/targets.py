@@ -116,7 +116,7 @@ def _answering(http: httpx.Client, url: str, names: Sequence[str], model: str) -
         try:
             answer = http.post(api.path, content=api.encode(TINY, model), headers=JSON)
             if answer.status_code == 200:
-                api.read(answer.content, len(TINY.items))
+                api.read(answer.content, TINY)
                 return name
             said = f"{said}; {api.path} gets {answer.status_code}: {refusal(answer.content)}"
         except (httpx.HTTPError, httpx.InvalidURL) as error:

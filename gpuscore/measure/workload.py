@@ -215,6 +215,8 @@ class _IdCases:
         """Return all cases; their order must not change, because it decides the random numbers."""
         short, long = self._ids(12), self._ids(min(self.size.long_query, self.context - SPARE))
         many = self._ids(min(self.size.query, self.context - SPARE))
+        first, second, third = self.labels
+        ragged = [[first], [second, second, third], [self.vocab - 1, 0]]
         some = [self._ids(n) for n in (5, 1, 9, 4, 4, 17, 2, 8, 3, 6, 11, 7)]
         return (
             self._case("short", short, [self._ids(n) for n in (1, 2, 3, 5, 8, 13, 21, 1)]),
@@ -225,7 +227,7 @@ class _IdCases:
             self._case("empty items", short, [Ids(), some[2], Ids()]),
             self._case("softmax", short, some, apply_softmax=True),
             self._case("temperature", short, some, apply_softmax=True, temperature=2.5),
-            self._case("labels per item", short, some[:3], labels=self._ragged()),
+            self._case("labels per item", short, some[:3], labels=ragged),
             *(self._one_of_many(number) for number in range(1, QUERIES + 1)),
         )
 
@@ -252,10 +254,6 @@ class _IdCases:
         long, other = self._ids(18), self._ids(9)
         items = [head + self._ids(1 + n) for head in (long, long[:9], other) for n in range(6)]
         return [*items, items[3]]
-
-    def _ragged(self) -> list[Ids]:
-        first, second, third = self.labels
-        return [[first], [second, second, third], [self.vocab - 1, 0]]
 
     def _ids(self, length: int) -> Ids:
         ids: Ids = self.rng.randint(0, self.vocab, length).tolist()

@@ -18,6 +18,10 @@ MAX_TOKENIZER = 512 * 2**20
 MAX_DEPTH = 64  # most levels of nested objects and lists
 SHOWN = 200  # most characters of a value or a reason in an error
 FROM_TOKENS = "classifier_from_token"  # a key of config.json
+# Endings of the names of architectures with a head over classes.
+SEQUENCE, TOKENS = "ForSequenceClassification", "ForTokenClassification"
+PROCESS_REWARD = "ForProcessRewardModel"
+CLASSIFIERS = (SEQUENCE, TOKENS, PROCESS_REWARD)
 
 
 def is_file(path: Path, limit: int | None = None) -> bool:
@@ -119,7 +123,7 @@ def architecture_name(config: Mapping[str, Any]) -> str:
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if config.get(FROM_TOKENS) is None:
         return name
-    return name.replace("ForSequenceClassification", "ForCausalLM")
+    return name.replace(SEQUENCE, "ForCausalLM")
 
 
 def printable(text: str) -> str:

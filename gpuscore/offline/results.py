@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
-from gpuscore.types.results import ItemError, spread
+from gpuscore.types.item_errors import ItemError
+from gpuscore.types.results import spread
 
 
 class TokenCounts(TypedDict):
@@ -27,12 +28,12 @@ class Scores:
 
     Attributes:
         scores: [N, labels], probabilities.
-        logprobs: [N, labels], over the full vocabulary or all classes; None unless asked for.
+        logprobs: [N, labels], over the full vocabulary or all classes; None unless requested.
         label_mass: [N], the probability of all labels of an item together; None unless `logprobs`
-            was asked for.
+            was requested.
         prompt_tokens: tokens of all prompts, each counted as a whole.
         cached_tokens: prompt tokens that were not computed again.
-        logits: [N, labels], as the model's head gives them; None unless asked for.
+        logits: [N, labels], as the model's head gives them; None unless requested.
         labels: names of the columns: the labels' texts, or their ids; empty if items have labels of
             their own.
         errors: the items that were not scored; their tokens are not counted.
@@ -59,8 +60,8 @@ class Ranking:
 
     Attributes:
         indices: [n], each document's place in the given list.
-        scores: [n], float64: relevance from 0 to 1, or raw scores if they were asked for.
-        truncated: [n], True if the document was cut, as the call allowed.
+        scores: [n], float64: relevance from 0 to 1, or raw scores if requested.
+        truncated: [n], True if the document was truncated, as the call allowed.
         documents: [n], the given documents.
         prompt_tokens: tokens of all prompts, each counted as a whole.
         cached_tokens: prompt tokens that were not computed again.
@@ -81,9 +82,9 @@ class PairScores:
     """Scores of pairs, in the given order.
 
     Attributes:
-        scores: [N], float64: relevance from 0 to 1, or raw scores if they were asked for; NaN for a
+        scores: [N], float64: relevance from 0 to 1, or raw scores if requested; NaN for a
             pair in `errors`.
-        truncated: [N], True if the document was cut, as the call allowed.
+        truncated: [N], True if the document was truncated, as the call allowed.
         prompt_tokens: tokens of all prompts.
         cached_tokens: prompt tokens that were not computed again.
         errors: with `on_error="null"`: the pairs that were not scored.
@@ -104,7 +105,7 @@ class Classification:
         classes: names of the columns.
         probabilities: [N, classes], float64.
         best: [N], the most probable class of each text.
-        truncated: [N], True if the text was cut, as the call allowed.
+        truncated: [N], True if the text was truncated, as the call allowed.
         prompt_tokens: tokens of all prompts.
         cached_tokens: prompt tokens that were not computed again.
     """
@@ -123,7 +124,7 @@ def rectangle(
     """Return rows as float64 [N, most]; NaN fills the ends of shorter rows, and empty rows.
 
     Args:
-        rows: of any lengths.
+        rows: rows of any lengths.
         width: number of columns if there is no row with numbers.
     """
     most = max((len(row) for row in rows if row is not None), default=width if rows else 0)

@@ -25,7 +25,7 @@ from gpuscore.offline.results import (
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.candidates import Candidates, apart, request_of
+from gpuscore.text.candidates import Candidates, apart, candidate_rows, request_of
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_arguments import (
@@ -46,14 +46,11 @@ from gpuscore.types.call_arguments import (
     token_ids,
 )
 from gpuscore.types.call_arguments import texts as texts_of
+from gpuscore.types.item_errors import ItemErrors, check_on_error, check_text, checked_texts
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import (
-    ItemErrors,
     by_row,
-    check_on_error,
     check_temperature,
-    check_text,
-    checked_texts,
     label_logprobs,
     label_mass,
     label_scores,
@@ -92,7 +89,7 @@ class Scorer:
         if not isinstance(model, ModelConfig):
             model = ModelConfig(model, **settings)
         elif settings:
-            raise ConfigError(f"{next(iter(settings))} is given beside a ModelConfig; set it there")
+            raise ConfigError(f"{next(iter(settings))} must be set in the ModelConfig")
         config = checked(model)
         directory = model_directory(config.model, config.revision, config.adapter)
         files = ModelFiles.read(directory, family, [config.model])
@@ -139,37 +136,45 @@ class Scorer:
             **options: see `ScoreOptions`.
 
         Raises:
-            GpuscoreError: as over HTTP, but without limits on the number of items or labels.
+            GpuscoreError: the error that HTTP would give, but items and labels may be any number.
             TypeError: there is no such option.
         """
         options = checked_options(ScoreOptions, options)
-        softmax, temperature = options["apply_softmax"], options["temperature"]
+        softmax = options["apply_softmax"]
+        temperature = options["temperature"]
         check_temperature(temperature, softmax)
-        mean, names = is_mean(options), label_names(options)
+        mean = is_mean(options)
+        names = label_names(options)
         errors = ItemErrors() if check_on_error(options["on_error"]) else None
-        asked = text_or_ids(query, "query")
-        read = _items(items, asked, errors)
-        wanted = ScoreInput(
-            query=asked,
+        checked_query = text_or_ids(query, "query")
+        read = _items(items, checked_query, errors)
+        extraction = options["extraction_token_id"]
+        if extraction is None:
+            extraction = self._prompts.step_token
+        inputs = ScoreInput(
+            query=checked_query,
             items=read,
             labels=options["labels"],  # type: ignore[arg-type]  # lists by now
             label_token_ids=options["label_token_ids"],  # type: ignore[arg-type]
             label_sequences=options["label_sequences"],  # type: ignore[arg-type]
             item_first=options["item_first"],
             need_lse=options["logprobs"] or not softmax,
-            extraction=options["extraction_token_id"],
+            extraction=extraction,
         )
-        request = self._prompts.builder.build(wanted, errors)
+        request = self._prompts.builder.build(inputs, errors)
         failed = errors.listed() if errors else ()
         if options["logits"] and request is not None and request.trie is not None:
             raise InvalidRequest("labels of several tokens have no logits", param="logits")
 
-        offsets, left_out, count = None, failed, len(read)
-        if options["extraction_token_id"] is not None:
+        offsets = None
+        left_out = failed
+        count = len(read)
+        if extraction is not None:
             places = () if request is None or request.readouts is None else request.readouts.places
             rows_of = spread(map(len, places[1:]), failed, len(read))
             offsets = np.cumsum([0, *(rows or 0 for rows in rows_of)])
-            left_out, count = (), int(offsets[-1])  # an item in `errors` has no rows
+            left_out = ()  # an item in `errors` has no rows
+            count = int(offsets[-1])
 
         def table(rows: Sequence[Float64Array | Float32Array]) -> Float64Array:
             return rectangle([*spread(rows, left_out, count)], len(names))
@@ -177,13 +182,16 @@ class Scorer:
         result = self._result(request, progress)
         scores: Sequence[Float64Array] = ()
         logits: Sequence[Float32Array] = ()
-        logprobs, mass = scores, None
+        logprobs = scores
+        mass: Float64Array | None = None
         if request is not None and result is not None:
-            labels, result = rows_apart(request.label_ids, request), by_row(result, request)
+            labels = rows_apart(request.label_ids, request)
+            result = by_row(result, request)
             shown = per_token(result, request.trie) if mean else result
             scores = label_scores(shown, apply_softmax=softmax, temperature=temperature)
             if options["logprobs"]:
-                logprobs, mass = label_logprobs(result), label_mass(result, request, labels)
+                logprobs = label_logprobs(result)
+                mass = label_mass(result, request, labels)
             logits = result.label_logits
         return Scores(
             scores=table(scores),
@@ -209,17 +217,17 @@ class Scorer:
             start: the first row.
 
         Raises:
-            GpuscoreError: as over HTTP.
+            GpuscoreError: the error that HTTP would give.
         """
         if self._backend.limits.classes is not None:
             raise InvalidRequest("this model predicts classes, not tokens")
         builder, asked = self._prompts.builder, ids_or_lists(candidates, "candidates")
         prompts = builder.whole_prompts([token_ids(ids, "ids")], special=False, name="ids")
         chosen = Candidates.read(asked, start, prompts, builder.checks)
-        rows, labels = chosen.rows(prompts[0], prompts[0], every=False, last=False)
+        rows, labels = chosen.rows(prompts[0], prompts[0], every=False)
         request = request_of(prompts, [rows], [labels], builder.backend)
         _, (answered,) = apart(request, self._engine.score(request).result(), every=False)
-        return [*answered.rows(0, len(prompts[0]) - 1 - start)]
+        return [*candidate_rows(answered, prompts[0], start, every=False)]
 
     @takes_options
     def rerank(
@@ -233,20 +241,20 @@ class Scorer:
 
         Args:
             query: the query.
-            documents: at least one text.
+            documents: the documents' texts, at least one.
             top_n: number of best documents to return; None: all.
             **options: see `FamilyOptions`.
 
         Raises:
             InvalidRequest: the model belongs to no known family of rerankers.
-            GpuscoreError: as over HTTP.
+            GpuscoreError: the error that HTTP would give.
         """
         options = checked_options(FamilyOptions, options)
         check_text(query, "query")
         read = listed(documents, "documents")
         if top_n is not None and top_n < 1:
             raise InvalidRequest(f"top_n is {top_n}, it must be at least 1", param="top_n")
-        scored = self._in_family(query, read, options, name="documents")
+        scored = self._score_in_family(query, read, options, name="documents")
         places = np.array(scored_places(scored.errors, len(read)), dtype=np.int64)
         chosen = places[np.argsort(-scored.scores[places], kind="stable")[:top_n]]
         return Ranking(
@@ -270,11 +278,13 @@ class Scorer:
             **options: see `FamilyOptions`.
 
         Raises:
-            GpuscoreError: as `rerank`.
+            GpuscoreError: the errors of `rerank`.
         """
-        options, read = checked_options(FamilyOptions, options), pairs_of(pairs)
-        queries, documents = [query for query, _ in read], [document for _, document in read]
-        return self._in_family(queries, documents, options, name="pairs")
+        options = checked_options(FamilyOptions, options)
+        read = pairs_of(pairs)
+        queries = [query for query, _ in read]
+        documents = [document for _, document in read]
+        return self._score_in_family(queries, documents, options, name="pairs")
 
     @takes_options
     def classify(
@@ -283,19 +293,24 @@ class Scorer:
         """Return the probability of each class, as POST /v1/classify does.
 
         Args:
-            texts: for a guard, texts to judge in its own prompt; for other models, whole prompts.
+            texts: texts that a guard judges in its prompt; whole prompts for other models.
             **options: see `ClassifyOptions`.
 
         Raises:
             MissingLabels: neither the model nor the call names classes.
-            GpuscoreError: as over HTTP.
+            GpuscoreError: the error that HTTP would give.
         """
         options = checked_options(ClassifyOptions, options)
         read = texts_of([texts] if isinstance(texts, str) else texts, "texts")
-        most, fit = options["max_tokens_per_doc"], options["truncate"]
-        wanted = RerankInput(options["query"], read, most_tokens=most, fit=fit, name="input")
+        inputs = RerankInput(
+            options["query"],
+            read,
+            most_tokens=options["max_tokens_per_doc"],
+            fit=options["truncate"],
+            name="input",
+        )
         labels: Any = options["labels"]  # a list by now
-        request, classes = build_classes(self._prompts, wanted, labels)
+        request, classes = build_classes(self._prompts, inputs, labels)
         result = self._engine.score(request).result()
         logits = np.stack(result.label_logits).astype(np.float64)
         names = tuple(classes.labels)
@@ -307,7 +322,7 @@ class Scorer:
             **_usage(request, result),
         )
 
-    def _in_family(
+    def _score_in_family(
         self, query: str | list[str], documents: Sequence[str], options: FamilyOptions, name: str
     ) -> PairScores:
         """Score documents, in their order, in the prompt of the family."""
@@ -326,7 +341,8 @@ class Scorer:
                 checked_texts(query, name, None)
             checked_texts(documents, name, None)
         built = family.build(inputs, errors)
-        failed, result = errors.listed() if errors else (), self._result(built.request)
+        failed = errors.listed() if errors else ()
+        result = self._result(built.request)
         scores = None if result is None else family.raw_scores(result)
         if scores is not None and not options["raw_scores"]:
             scores = family.family.relevance(scores)

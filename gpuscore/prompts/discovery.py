@@ -13,7 +13,9 @@ from typing import Any
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import (
+    CLASSIFIERS,
     FROM_TOKENS,
+    PROCESS_REWARD,
     architecture_name,
     as_object,
     read_json,
@@ -33,7 +35,8 @@ from gpuscore.prompts.family import (
     formula_of,
     literal,
 )
-from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, by_name
+from gpuscore.prompts.registry import FAMILIES, PRM, QWEN3_RERANKER, STEP_TOKEN, by_name
+from gpuscore.text.tokenizer import TextEncoder
 
 LOGIT_SCORE = "LogitScore"
 
@@ -64,7 +67,7 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
     """
     path = directory / "config.json"
     config = read_object(path) or {}
-    if not architecture_name(config).endswith("ForSequenceClassification"):
+    if not architecture_name(config).endswith(CLASSIFIERS):
         return None
     names = config.get("id2label")
     if names is None:
@@ -123,11 +126,12 @@ def find_family(
     Raises:
         ConfigError: the files contradict each other or have unsupported content.
     """
-    if wanted == "none":
+    if wanted in ("none", PRM):
         return None
     if wanted not in ("auto", *FAMILIES):
         raise ConfigError(
-            f"family {shown(wanted)} is unknown; supported: auto, none, {', '.join(FAMILIES)}"
+            f"family {shown(wanted)} is unknown; supported: auto, none, {', '.join(FAMILIES)}, "
+            f"{PRM}"
         )
     if wanted != "auto":
         return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
@@ -144,6 +148,30 @@ def find_family(
     if head is not None and not chosen.ranks:
         return None  # the meaning of a guard's one class is unknown
     return _for_head(chosen, head)
+
+
+def find_step_token(wanted: str, directory: Path, encoder: TextEncoder | None) -> int | None:
+    """Return the id of the token after each step of an answer, at which a process reward model
+    judges the step; None for other models, and for one without a tokenizer.
+
+    Args:
+        wanted, directory: as for `find_family`.
+        encoder: the model's tokenizer.
+
+    Raises:
+        ConfigError: the tokenizer has no such token.
+    """
+    config = read_object(directory / "config.json") or {}
+    is_prm = wanted == "auto" and architecture_name(config).endswith(PROCESS_REWARD)
+    if encoder is None or not (is_prm or wanted == PRM):
+        return None
+    ids = encoder.plain_ids(STEP_TOKEN).tolist()
+    if len(ids) != 1:
+        raise ConfigError(
+            f"--family {PRM}: {STEP_TOKEN} is {len(ids)} tokens of the model's tokenizer, it must "
+            "be one; with --family none requests name another token (score_extraction_token)"
+        )
+    return int(ids[0])
 
 
 def _check_tokens(config: Mapping[str, Any], family: PromptFamily, directory: Path) -> None:
@@ -326,7 +354,7 @@ def _check_alone(read_by: Path, directory: Path) -> None:
     path = directory / "config.json"
     config = read_object(path) or {}
     keys = [key for key in (FROM_TOKENS, "is_original_qwen3_reranker") if config.get(key)]
-    if architecture_name(config).endswith("ForSequenceClassification"):
+    if architecture_name(config).endswith(CLASSIFIERS):
         keys.append("architectures")
     if keys:
         raise ConfigError(

@@ -23,13 +23,13 @@ from gpuscore.prompts.rerank_input import (
     RerankInput,
     prompts_of,
 )
-from gpuscore.text.boundaries import OverLimit, beside
+from gpuscore.text.boundaries import OverLimit, limit_beside
 from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder, Prompts
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
+from gpuscore.types.item_errors import ItemErrors, ItemsRefused
 from gpuscore.types.request import ScoreResult
-from gpuscore.types.results import ItemErrors, ItemsRefused
 
 
 class FamilyPrompts:
@@ -214,7 +214,7 @@ class FamilyPrompts:
         def prompts(start: int) -> Iterator[Int32Array]:
             places = (f"{inputs.name}[{index}]" for index in indices[start:])
             middles = joined(start)
-            with beside(around, self._limit):
+            with limit_beside(around, self._limit):
                 while True:
                     middle = self._next(middles, (head, tail), next(places, ""), inputs)
                     if middle is None:

@@ -10,7 +10,12 @@ from pathlib import Path
 from gpuscore.config import RequestLimits
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.discovery import ClassifierHead, find_family, read_classifier_head
+from gpuscore.prompts.discovery import (
+    ClassifierHead,
+    find_family,
+    find_step_token,
+    read_classifier_head,
+)
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.registry import names_of
@@ -33,6 +38,7 @@ class ModelFiles:
     head: ClassifierHead | None
     template: ChatTemplate | None
     family: PromptFamily | None
+    step_token: int | None = None
 
     @classmethod
     def read(cls, directory: Path, family: str, names: Iterable[str]) -> "ModelFiles":
@@ -40,7 +46,7 @@ class ModelFiles:
 
         Args:
             directory: the model's.
-            family: "auto", "none", or a name of the registry.
+            family: "auto", "none", "prm", or a name of the registry.
             names: the names of the model, the best one first.
 
         Raises:
@@ -50,13 +56,14 @@ class ModelFiles:
         encoder = TextEncoder.read(directory, "" if template is None else template.text)
         specials = [] if encoder is None else encoder.markers
         chosen = find_family(family, directory, names, specials, head=head)
-        return cls(encoder, head, template, family=chosen)
+        step_token = find_step_token(family, directory, encoder)
+        return cls(encoder, head, template, family=chosen, step_token=step_token)
 
     def prompts(self, backend: BackendLimits, limits: RequestLimits) -> "ModelPrompts":
         """Return the builders for a loaded model; raises ConfigError if the family does not fit."""
         builder = PromptBuilder(self.encoder, backend, limits)
         family = None if self.family is None else FamilyPrompts(self.family, builder)
-        return ModelPrompts(builder, family, self.head)
+        return ModelPrompts(builder, family, self.head, self.step_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +74,14 @@ class ModelPrompts:
         builder: of prompts that callers write.
         family: of prompts of the model's family; None if it belongs to none.
         head: the classifier head; None for a language model.
+        step_token: the id of the token after which a process reward model scores each step of an
+            item, unless a request names another one; None for other models.
     """
 
     builder: PromptBuilder
     family: FamilyPrompts | None = None
     head: ClassifierHead | None = None
+    step_token: int | None = None
 
     @property
     def reranker(self) -> FamilyPrompts:

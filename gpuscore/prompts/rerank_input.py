@@ -9,8 +9,8 @@ from gpuscore.text.controls import ControlToken
 from gpuscore.text.joining import Prompts
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import Int32Array
+from gpuscore.types.item_errors import ItemErrors, check_text, checked_texts
 from gpuscore.types.request import ScoreRequest, Terms
-from gpuscore.types.results import ItemErrors, check_text, checked_texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from gpuscore.errors import InvalidRequest
 from gpuscore.offline.results import PairScores, Scores
 from gpuscore.offline.scorer import Scorer
-from gpuscore.types import results
+from gpuscore.types import item_errors
 from gpuscore.types.call_arguments import listed
 
 # A batch as Ray Data passes it with batch_format="numpy".
 Columns = dict[str, NDArray[Any]]
-QUERIES = 32  # whose rows are in the engine at a time
+QUERIES = 32  # queries whose rows are in the engine at a time
 
 
 class ScoreBatches:
@@ -31,7 +31,7 @@ class ScoreBatches:
         apply_softmax: softmax over the labels, instead of probabilities over the whole vocabulary.
         on_error: "null": a row that cannot be scored gets NaN, and a column `error` is added, with
             the reason, or an empty text for a row with scores. "fail": it ends the step.
-        settings: of `Scorer`, such as `threads` or `dtype`.
+        settings: settings of `Scorer`, such as `threads` or `dtype`.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class ScoreBatches:
         *,
         labels: list[str] | None = None,
         apply_softmax: bool = False,
-        on_error: results.OnError = "fail",
+        on_error: item_errors.OnError = "fail",
         **settings: Any,
     ) -> None:
-        self._fails, self._labels = not results.check_on_error(on_error), labels
+        self._fails = not item_errors.check_on_error(on_error)
+        self._labels = labels
         self._options: Any = {"on_error": on_error}
         if labels is not None:
             self._options |= {"labels": labels, "apply_softmax": apply_softmax}
@@ -60,10 +61,10 @@ class ScoreBatches:
         names = ["scores"] if self._fails else ["scores", "error"]
         for name in names:
             if name in batch:
-                raise InvalidRequest(f"the rows have a column {name} already; rename it before")
-        errors = None if self._fails else results.ItemErrors()
+                raise InvalidRequest(f"the rows already have a column {name}; rename it first")
+        errors = None if self._fails else item_errors.ItemErrors()
         queries, items = (
-            results.checked_texts(listed(batch[name], name), name, errors)
+            item_errors.checked_texts(listed(batch[name], name), name, errors)
             for name in ("query", "item")
         )
         reasons = np.full(len(items), "", object)
@@ -89,18 +90,18 @@ class ScoreBatches:
             return self._scorer.score_pairs(pairs, **self._options)
         try:
             return self._scorer.score(pairs[0][0], [item for _, item in pairs], **self._options)
-        except results.OF_ITEMS as error:
+        except item_errors.ITEM_ERRORS as error:
             if self._fails or error.param != "query":  # such as of labels, which all rows share
                 raise
             # A query that is too long makes all its rows bad ones.
             errors = tuple(
-                results.ItemError(n, error.code, error.message) for n in range(len(pairs))
+                item_errors.ItemError(n, error.code, error.message) for n in range(len(pairs))
             )
             return Scores(
                 np.array(np.nan), None, None, prompt_tokens=0, cached_tokens=0, errors=errors
             )
 
 
-def _reason(error: results.ItemError, place: str, shown: str) -> str:
+def _reason(error: item_errors.ItemError, place: str, shown: str) -> str:
     """Return an error's text, with other words for the row's place in a list."""
     return f"{error.code}: {error.message.replace(place, shown, 1)}"

@@ -1,7 +1,7 @@
-"""Safe cuts: places in a text whose two sides can be tokenised separately.
+"""Safe splits: places in a text whose two sides can be tokenised separately.
 
-A cut between the characters l and r of a text is *safe* if for all texts X that end with l and all
-texts Y that begin with r (both without special tokens of the post-processor)
+A split between the characters l and r of a text is *safe* if for all texts X that end with l and
+all texts Y that begin with r (both without special tokens of the post-processor)
 
     ids(XY) = ids(X) + t(Y)    with    t(Y) = ids(lY) without its first len(ids(l))
 
@@ -9,35 +9,36 @@ so that t(Y) depends on Y and l only. l stays in front of Y as a guard, so that 
 the beginning of a text, where normalizers and pre-tokenizers may add a prefix.
 
 The proof follows the order in which a tokenizer works. Each step shows that the tokenizer treats
-either side of the cut in XY as it does in X (or l) alone and in lY.
+either side of the split in XY as it does in X (or l) alone and in lY.
 
 1. *Added tokens* are searched first in the text; those with `normalized` are then searched in the
    normalized pieces between. Matches are leftmost, longest and never overlap. No added token has l
-   followed by r, so no match crosses the cut, and the search never jumps over it. No added token
+   followed by r, so no match crosses the split, and the search never jumps over it. No added token
    ends with l, so the piece that ends X also begins Y: l and r are in one piece, which does not
-   begin at the cut. l is no white space, so `lstrip` of a token in Y and `rstrip` of a token in X
-   stop before the cut. `single_word` checks one character on either side of a token: after a token
-   in X, that is l at the latest; before a token in Y, it is l at the earliest. X and lY both
+   begin at the split. l is no white space, so `lstrip` of a token in Y and `rstrip` of a token in X
+   stop before the split. `single_word` checks one character on either side of a token: after a
+   token in X, that is l at the latest; before a token in Y, it is l at the earliest. X and lY both
    contain l. All these conditions are checked for the raw and the normalized contents of tokens.
 2. *Normalizers* work on each piece. NFC: r is a starter that composes with nothing before it, so
    NFC treats the two sides separately and leaves l and r as they are (`pretokens.LETTERS`). Replace
-   ' ' by META: one character at a time. Prepend: at the beginning of a piece, which is not the cut.
+   ' ' by META: one character at a time. Prepend: at the beginning of a piece, which is not the
+   split.
 3. *Pre-tokenizers*: `pretokens.pretoken_starts`. If a pre-token is certain to start at r, every
    model treats the sides separately, because it gets one pre-token at a time.
 4. *BPE inside a pre-token* (SentencePiece style). If l and r are entries of the vocabulary, their
    symbols are never dropped, never bytes, and never fused with an unknown neighbour: l ends a run
    of unknown characters (`fuse_unk`), and no such run reaches r. A symbol's text is the text of
-   the symbols merged into it, so the last symbol left of the cut ends with l and the first one
+   the symbols merged into it, so the last symbol left of the split ends with l and the first one
    right of it begins with r. Their merge would be an entry that has l followed by r. There is no
-   such entry, so no merge crosses the cut, and the merges of one side do not depend on the other.
+   such entry, so no merge crosses the split, and the merges of one side do not depend on the other.
    Their order (rank, then position) is the same in both texts. This needs a vocabulary with one
    text per id, no affixes of words, and no `ignore_merges`, which checks if X alone is an entry.
-   *Unigram* inside a pre-token has no safe cut. Without an entry across the cut, its best path does
-   separate into two. But it adds up scores from the beginning of the text, and rounding may decide
-   near-ties in Y differently after another X.
+   *Unigram* inside a pre-token has no safe split. Without an entry across the split, its best path
+   does separate into two. But it adds up scores from the beginning of the text, and rounding may
+   decide near-ties in Y differently after another X.
 
 Tokenizers with anything else (dropout, a Precompiled normalizer, an unknown regex, ...) have no
-safe cuts.
+safe splits.
 
 Work on long texts is done in pieces of bounded size: between two pieces a scheduler may pause it or
 stop it (`announce`), and limits on tokens are checked.
@@ -82,16 +83,17 @@ def announced_to(hear: Callable[[int], None]) -> Iterator[None]:
         _hears.reset(token)
 
 
-COPIED = 16  # tokens or characters that are copied or searched in the time that one is tokenised
+# Tokens or characters that are copied or searched in the time that one is tokenised.
+COPIES_PER_TOKEN = 16
 # Characters that the tokenizer gets at a time. A piece cannot be interrupted and takes some 20 ms.
 PIECE_CHARS = 1 << 16
 # A text takes as long as that many characters besides its own, for the objects that are made.
-PER_TEXT = 100
+TEXT_OVERHEAD = 100
 
 # Characters in which a piece's end is searched; without one the rest of a text is a single piece.
-SEARCHED = 16 * PIECE_CHARS
+SEARCH_CHARS = 16 * PIECE_CHARS
 
-Cut = Callable[[str, int, int], int | None]
+FindSplit = Callable[[str, int, int], int | None]
 
 
 class OverLimit(Exception):
@@ -103,20 +105,20 @@ class OverLimit(Exception):
 
 
 def is_long(text: str) -> bool:
-    """Return True if the text is encoded by itself, in pieces if it has safe cuts."""
+    """Return True if the text is encoded by itself, in pieces if it has safe splits."""
     return len(text) > PIECE_CHARS
 
 
-def pieces(text: str, cut: Cut | None) -> Iterator[tuple[int, str]]:
+def pieces(text: str, find_split: FindSplit | None) -> Iterator[tuple[int, str]]:
     """Split a text into pieces of about PIECE_CHARS whose ids, concatenated, are the text's ids.
 
-    Without a safe cut nearby a piece is longer. Every piece after the first begins with the
-    character before the cut, its guard, whose ids must be dropped. This is correct: let XYZ have
-    safe cuts after X and after Y. Then ids(XYZ) = ids(X) + t(YZ). t(YZ) is ids(lYZ) without the
-    guard's ids, and this is t(Y) + t(Z), because lYZ has a safe cut after lY.
+    Without a safe split nearby a piece is longer. Every piece after the first begins with the
+    character before the split, its guard, whose ids must be dropped. This is correct: let XYZ have
+    safe splits after X and after Y. Then ids(XYZ) = ids(X) + t(YZ). t(YZ) is ids(lYZ) without the
+    guard's ids, and this is t(Y) + t(Z), because lYZ has a safe split after lY.
 
     Args:
-        cut: returns the first safe cut between two places (`Boundaries.first`).
+        find_split: returns the first safe split between two places (`Boundaries.first`).
 
     Yields:
         The position of a piece in the text, and the piece.
@@ -124,9 +126,10 @@ def pieces(text: str, cut: Cut | None) -> Iterator[tuple[int, str]]:
     start = 0
     while True:
         end = None
-        if cut is not None and len(text) - start > PIECE_CHARS:
-            end = cut(text, start + PIECE_CHARS, start + SEARCHED)
-        begin, end = max(0, start - 1), end or len(text)
+        if find_split is not None and len(text) - start > PIECE_CHARS:
+            end = find_split(text, start + PIECE_CHARS, start + SEARCH_CHARS)
+        begin = max(0, start - 1)
+        end = end or len(text)
         yield begin, text[begin:end]
         if end == len(text):
             return
@@ -138,25 +141,27 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for text in texts:
-        if batch and size + len(text) + PER_TEXT > PIECE_CHARS:
+        if batch and size + len(text) + TEXT_OVERHEAD > PIECE_CHARS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(text)
-        size += len(text) + PER_TEXT
+        size += len(text) + TEXT_OVERHEAD
         if is_long(text):  # yielded before the next text is read, because it may be refused
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 
 
 def cost(batch: Iterable[str]) -> int:
     """Return the characters of a single text that takes as long to tokenise as the batch."""
-    return sum(len(text) + PER_TEXT for text in batch)
+    return sum(len(text) + TEXT_OVERHEAD for text in batch)
 
 
 @contextmanager
-def beside(around: int, limit: int | None) -> Iterator[int | None]:
+def limit_beside(around: int, limit: int | None) -> Iterator[int | None]:
     """Yield the limit for a text to which `around` tokens are added; OverLimit counts both."""
     try:
         yield None if limit is None else limit - around
@@ -169,15 +174,17 @@ def check_limit(least: int, limit: int | None) -> None:
         raise OverLimit(least)
 
 
-NEAR, FAR = 64, 1 << 16  # characters per search for a cut: the first, and at most
+# Characters per search for a split: at first, and at most.
+FIRST_SEARCH = 64
+LONGEST_SEARCH = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """The safe cuts of one tokenizer, defined by the two characters around a cut.
+    """The safe splits of one tokenizer, defined by the two characters around a split.
 
     Args:
-        rights: every r that may follow a cut.
+        rights: every r that may follow a split.
         starts: the part of `rights` at which a pre-token certainly starts; others need `singles`.
         space: the character into which the normalizers turn ' '.
         endings: last characters of added tokens.
@@ -195,40 +202,45 @@ class Boundaries:
     merged: frozenset[str]
 
     def first(self, text: str, start: int = 1, end: int = sys.maxsize) -> int | None:
-        """Return the first p with a safe cut between text[:p] and text[p:], start <= p < end."""
-        width, end = NEAR, min(end, len(text))
+        """Return the first p with a safe split between text[:p] and text[p:], start <= p < end."""
+        width = FIRST_SEARCH
+        end = min(end, len(text))
         while start < end:
-            announce(width // COPIED)
+            announce(width // COPIES_PER_TOKEN)
             stop = min(start + width, end)
-            cut = next(self._cuts(text, start, stop), None)
-            if cut is not None:
-                return cut
-            start, width = stop, min(2 * width, FAR)
+            split = next(self._splits(text, start, stop), None)
+            if split is not None:
+                return split
+            start = stop
+            width = min(2 * width, LONGEST_SEARCH)
         return None
 
     def last(self, text: str) -> int | None:
-        """Return the last p with a safe cut between text[:p] and text[p:]."""
-        stop, width = len(text), NEAR
+        """Return the last p with a safe split between text[:p] and text[p:]."""
+        stop = len(text)
+        width = FIRST_SEARCH
         while stop > 1:
-            announce(width // COPIED)
+            announce(width // COPIES_PER_TOKEN)
             start = max(1, stop - width)
-            cuts = deque(self._cuts(text, start, stop), maxlen=1)
-            if cuts:
-                return cuts[0]
-            stop, width = start, min(2 * width, FAR)
+            splits = deque(self._splits(text, start, stop), maxlen=1)
+            if splits:
+                return splits[0]
+            stop = start
+            width = min(2 * width, LONGEST_SEARCH)
         return None
 
-    def _cuts(self, text: str, start: int, stop: int) -> Iterator[int]:
+    def _splits(self, text: str, start: int, stop: int) -> Iterator[int]:
         """Yield every safe p with start <= p < stop."""
         # The lookahead finds overlapping pairs.
         for match in re.compile(f"(?={PAIR.pattern})").finditer(text, start - 1, stop):
             p = match.start() + 1
-            if self._safe(text[p - 1 : p + 1]):
+            if self._is_safe(text[p - 1 : p + 1]):
                 yield p
 
-    def _safe(self, pair: str) -> bool:
-        """Return True if the cut inside this match of `PAIR` is safe."""
-        left, right = pair[0], pair[1]
+    def _is_safe(self, pair: str) -> bool:
+        """Return True if the split inside this match of `PAIR` is safe."""
+        left = pair[0]
+        right = pair[1]
         if right not in self.rights or left in self.endings:
             return False
         normal = self.space if right == " " else right
@@ -240,7 +252,7 @@ class Boundaries:
 
 
 def find_boundaries(tokenizer: Tokenizer) -> Boundaries | None:
-    """Return the safe cuts of a tokenizer, or None if none can be proven."""
+    """Return the safe splits of a tokenizer, or None if none can be proven."""
     normalizers = flat(tokenizer.normalizer, "normalizers")
     stages = flat(tokenizer.pre_tokenizer, "pretokenizers")
     space = image_of_space(normalizers) if normalizers is not None else None
@@ -332,7 +344,7 @@ def added_contents(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _pairs(texts: Iterable[str], space: str) -> frozenset[str]:
-    """Return all pairs of neighbours in the texts whose second character may follow a cut."""
-    # A NUL, which is never left of a cut, separates texts. The lookahead finds overlapping pairs.
+    """Return all pairs of neighbours in the texts whose second character may follow a split."""
+    # A NUL, which is never left of a split, separates texts. The lookahead finds overlapping pairs.
     pattern = re.compile(f"(?s)(?=(.[{re.escape(''.join(RIGHTS) + space)}]))")
     return frozenset(pattern.findall("\0".join(texts)))

@@ -5,6 +5,8 @@ Row r is the distribution after a prompt's token r, so it belongs to token r + 1
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,12 +14,23 @@ from msgspec.structs import replace
 from gpuscore.errors import InvalidRequest, TooManyLabels, TooManyTokens
 from gpuscore.text.extraction import MAX_SCORES
 from gpuscore.text.score_input import PromptChecks
-from gpuscore.types.batch import BackendLimits, Float64Array, Int32Array, Rows, common_prefix
+from gpuscore.types.batch import (
+    BackendLimits,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    Rows,
+    common_prefix,
+    int32_array,
+)
 from gpuscore.types.request import Readouts, ScoreRequest, ScoreResult, Terms
 
 IDS, START = "prompt_logprob_token_ids", "prompt_logprob_start"
 MAX_CANDIDATES = 256  # of a row
 LEAST_SHARED = 4  # tokens: a cut costs all items one more pass of attention
+
+# One prompt's rows in parts: the number of labels of each row, and all log-probabilities.
+Answered: TypeAlias = list[tuple[Int32Array, Float64Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +52,29 @@ class Candidates:
         checks: PromptChecks,
     ) -> "Candidates":
         """Return a body's candidates; raise GpuscoreError if they do not fit the prompts."""
-        by_row = bool(ids) and not isinstance(ids[0], int)
-        if any(isinstance(entry, int) == by_row for entry in ids):
+        flat = [id for id in ids if isinstance(id, int)]
+        nested = [own for own in ids if not isinstance(own, int)]
+        if flat and nested:
             raise InvalidRequest(f"{IDS} must be token ids, or a list of them per row", param=IDS)
-        rows = [len(prompt) - 1 - start for prompt in prompts]
-        for index, (prompt, count) in enumerate(zip(prompts, rows, strict=True)):
-            if start < 0 or count < 1:
+        for index, prompt in enumerate(prompts):
+            if not 0 <= start < len(prompt) - 1:
                 raise InvalidRequest(
                     f"{START} is {start}, but prompt[{index}] of {len(prompt)} tokens has the rows "
                     f"0 to {len(prompt) - 2}",
                     param=START,
                 )
-        if by_row and (len(prompts) > 1 or len(ids) != rows[0]):
-            wanted = rows[0] if len(prompts) == 1 else "one prompt's"
+        rows = len(prompts[0]) - 1 - start
+        if nested and (len(prompts) > 1 or len(nested) != rows):
+            wanted = rows if len(prompts) == 1 else "one prompt's"
             raise InvalidRequest(f"{IDS} has {len(ids)} lists for {wanted} rows", param=IDS)
-        pairs = [(f"{IDS}[{row}]", own) for row, own in enumerate(ids)] if by_row else [(IDS, ids)]
         lists: list[Int32Array] = []
-        for param, own in pairs:
-            if len(own) > MAX_CANDIDATES:  # type: ignore[arg-type]  # it is a list
-                most = f"{len(own)} candidates, the limit is {MAX_CANDIDATES}"  # type: ignore[arg-type]
+        for row, own in enumerate(nested or [flat]):
+            param = f"{IDS}[{row}]" if nested else IDS
+            if len(own) > MAX_CANDIDATES:
+                most = f"{len(own)} candidates, the limit is {MAX_CANDIDATES}"
                 raise TooManyLabels(most, param=param)
-            lists.append(checks.ids(own, param))  # type: ignore[arg-type]
-        made = Candidates(lists, by_row, start)
+            lists.append(checks.ids(own, param))
+        made = Candidates(lists, bool(nested), start)
         if (total := made.count(prompts)) > MAX_SCORES:
             raise TooManyTokens(f"{total} candidates, the limit is {MAX_SCORES}", param=IDS)
         return made
@@ -71,26 +85,19 @@ class Candidates:
             return sum(map(len, self.lists))
         return sum((len(prompt) - 1 - self.start) * len(self.lists[0]) for prompt in prompts)
 
-    def rows(
-        self, prompt: Int32Array, own: Int32Array, every: bool, last: bool
-    ) -> tuple[Rows, Int32Array]:
+    def rows(self, prompt: Int32Array, own: Int32Array, every: bool) -> tuple[Rows, Int32Array]:
         """Return the rows of a prompt that are computed, and their labels.
 
-        Args:
-            own: the first label of each token's row, before the candidates.
-            every: rows before the first one with candidates are asked for, too, and the last one.
-            last: so is the last one.
+        They are those with candidates and the last one, or with `every` all. Each has a label of
+        its own before the candidates: that of `own` for its token.
         """
-        end = len(prompt) - 1
-        places = np.arange(0 if every else self.start, end + (every or last), dtype=np.int32)
-        parts: list[Int32Array] = []
-        counts = np.ones(len(places), np.int32)
-        for number, row in enumerate(places.tolist()):
-            parts.append(own[row : row + 1])
-            if self.start <= row < end:
-                parts.append(self.lists[row - self.start if self.by_row else 0])
-                counts[number] += len(parts[-1])
-        return Rows(places, counts), np.concatenate(parts)
+        start, end = self.start, len(prompt) - 1
+        places = np.arange(0 if every else start, len(prompt), dtype=np.int32)
+        labels: list[Int32Array] = []
+        for row in places.tolist():
+            asked = self.lists[row - start if self.by_row else 0] if start <= row < end else own[:0]
+            labels.append(np.append(own[row], asked))
+        return Rows(places, int32_array([*map(len, labels)])), np.concatenate(labels)
 
 
 def request_of(
@@ -134,7 +141,7 @@ def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
 
 def apart(
     request: ScoreRequest, result: ScoreResult, every: bool
-) -> tuple[ScoreResult, list["Answered"]]:
+) -> tuple[ScoreResult, list[Answered]]:
     """Return the result as it would be without candidates, and each prompt's candidates.
 
     With `every` it has a row for each token, else for each prompt's last one.
@@ -142,15 +149,17 @@ def apart(
     read, lse = request.readouts, result.lse
     assert read is not None and lse is not None  # noqa: S101, PT018  (candidates need them)
     rows = read.rows if len(read.query_labels) else read.rows[1:]
-    starts = [np.cumsum(own.counts) - own.counts for own in rows]
-    first = [logits[at] for logits, at in zip(result.label_logits, starts, strict=True)]
-    ends = np.cumsum([*map(len, first)])
-    parts = [
-        Answered(own.counts - 1, _others(logits, at, lse[end - len(at) : end], own.counts))
-        for own, logits, at, end in zip(rows, result.label_logits, starts, ends, strict=True)
-    ]
+    ends = np.cumsum([len(own.places) for own in rows])
+    first: list[Float32Array] = []
+    parts: Answered = []
+    for own, logits, of_rows in zip(
+        rows, result.label_logits, np.split(lse, ends[:-1]), strict=True
+    ):
+        first.append(logits[np.cumsum(own.counts) - own.counts])
+        values = logits.astype(np.float64) - np.repeat(of_rows, own.counts)
+        parts.append((own.counts, np.minimum(values, 0.0)))
     shared = parts[: len(parts) - len(request.item_ids)]
-    answered = [Answered.joined([*shared, part]) for part in parts[len(shared) :]]
+    answered = [[*shared, part] for part in parts[len(shared) :]]
     if every:
         return replace(result, label_logits=tuple(first)), answered
     last = ends[len(shared) :] - 1
@@ -159,31 +168,15 @@ def apart(
     return replace(result, lse=lse[last], top_ids=top_ids, top_logits=top_logits), answered
 
 
-def _others(
-    logits: np.ndarray, starts: np.ndarray, lse: np.ndarray, counts: np.ndarray
-) -> Float64Array:
-    """Return the log-probabilities of all labels of rows but each row's first."""
-    kept = np.ones(len(logits), np.bool_)
-    kept[starts] = False
-    values = logits.astype(np.float64) - np.repeat(lse, counts)
-    others: Float64Array = np.minimum(values, 0.0)[kept]
-    return others
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A prompt's rows: how many candidates each has, and their log-probabilities."""
-
-    counts: Int32Array
-    logprobs: Float64Array
-
-    @staticmethod
-    def joined(parts: Sequence["Answered"]) -> "Answered":
-        counts, logprobs = zip(*((part.counts, part.logprobs) for part in parts), strict=True)
-        return Answered(np.concatenate(counts), np.concatenate(logprobs))
-
-    def rows(self, skipped: int, rows: int) -> Iterator[Float64Array]:
-        """Yield the log-probabilities of rows after the first `skipped` ones."""
-        ends = np.cumsum(self.counts).tolist()
-        for row in range(skipped, skipped + rows):
-            yield self.logprobs[ends[row] - self.counts[row] : ends[row]]
+def candidate_rows(
+    answered: Answered, prompt: Int32Array, start: int, every: bool
+) -> Iterator[Float64Array]:
+    """Yield the log-probabilities of each row's candidates, from row `start` of the prompt on;
+    `every` as for `apart`."""
+    every_row = (
+        values[end - count + 1 : end]  # without the row's own label
+        for counts, values in answered
+        for count, end in zip(counts.tolist(), np.cumsum(counts).tolist(), strict=True)
+    )
+    skipped = start if every else 0
+    return islice(every_row, skipped, skipped + len(prompt) - 1 - start)

@@ -42,8 +42,8 @@ MARKER = re.compile(
     r"|</?[A-Za-z]+(?:_\w+>|:)"  # <start_of_turn>, <dsml:
     r"|</?(?:s|bos|eos|pad|cls|sep|mask|think)>"
 )
-STRUCK = {"<s>", "</s>"}  # tags of HTML in a vocabulary that also has the next one
-UNDERLINED = "<u>"
+STRIKE_TAGS = {"<s>", "</s>"}  # tags of HTML in a vocabulary that also has the next one
+UNDERLINE_TAG = "<u>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Controls:
     """The control tokens of one model.
 
     Args:
-        ids: of the tokens.
-        texts: of the tokens; a template is divided at them.
+        ids: the tokens' ids.
+        texts: the tokens' texts; a template is divided at them.
         possible: ids of added tokens that are control tokens if a template writes them.
     """
 
@@ -82,7 +82,7 @@ class Forbidden:
     """A check that ids contain no forbidden control token.
 
     Args:
-        ids: of the control tokens.
+        ids: ids of control tokens.
         name: returns the vocabulary's entry for an id.
     """
 
@@ -103,13 +103,13 @@ def find_controls(tokenizer: Tokenizer, named: Collection[str | int], template: 
     """Return a tokenizer's control tokens.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         named: texts and ids of tokens that files beside tokenizer.json name.
         template: the source of the chat template; empty if there is none.
     """
     known = frozenset(named)
     added = tokenizer.get_added_tokens_decoder()
-    html = any(token.content == UNDERLINED for token in added.values())
+    html = any(token.content == UNDERLINE_TAG for token in added.values())
     possible = {id for id, token in added.items() if _is_shaped(token.content)}
     ids = {
         id
@@ -127,7 +127,7 @@ def find_controls(tokenizer: Tokenizer, named: Collection[str | int], template: 
             if text in texts or _is_marker(text, html) or (id in known and _is_shaped(text)):
                 ids.add(id)
                 texts.add(text)
-    unknown = _unknown(tokenizer)
+    unknown = _unknown_token_id(tokenizer)
     if unknown is not None and known.isdisjoint((unknown, tokenizer.id_to_token(unknown))):
         ids.discard(unknown)
     return Controls(frozenset(ids), frozenset(filter(None, texts)), frozenset(possible - ids))
@@ -139,9 +139,9 @@ def without_controls(tokenizer: Tokenizer, ids: Collection[int]) -> Tokenizer:
     vocab = state["model"]["vocab"]
     pairs = vocab.items() if isinstance(vocab, dict) else ((e[0], id) for id, e in enumerate(vocab))
     entries = {entry for entry, id in pairs if id in ids}
-    made = _hidden(state, ids, entries)
-    kept = {entry for entry in entries if not _is_spelled(made, _text_of(entry, tokenizer))}
-    return _hidden(state, ids, entries - kept) if kept else made
+    hidden = _hidden(state, ids, entries)
+    kept = {entry for entry in entries if not _is_spelled(hidden, _text_of(entry, tokenizer))}
+    return _hidden(state, ids, entries - kept) if kept else hidden
 
 
 def _hidden(state: Mapping[str, Any], ids: Collection[int], entries: Collection[str]) -> Tokenizer:
@@ -149,7 +149,7 @@ def _hidden(state: Mapping[str, Any], ids: Collection[int], entries: Collection[
 
     Added tokens with one of the ids become special, and special ones are not searched.
     """
-    names = {entry: _no_text() for entry in entries}
+    names = {entry: _private_name() for entry in entries}
     added = [
         {
             **token,
@@ -172,13 +172,13 @@ def _hidden(state: Mapping[str, Any], ids: Collection[int], entries: Collection[
             and not (left + other in names or left + other[affix:] in names)
         ]
     changed = {**state, "post_processor": None, "added_tokens": added, "model": model}
-    made = Tokenizer.from_str(json.dumps(changed))
-    made.encode_special_tokens = True
-    made.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-    return made
+    hidden = Tokenizer.from_str(json.dumps(changed))
+    hidden.encode_special_tokens = True
+    hidden.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    return hidden
 
 
-def _no_text() -> str:
+def _private_name() -> str:
     """Return a name that no text holds: 128 random bits as characters for private use."""
     return "".join(chr(0xF0000 + byte) for byte in secrets.token_bytes(16))
 
@@ -201,7 +201,7 @@ def _is_shaped(text: str) -> bool:
 
 
 def _is_marker(text: str, html: bool) -> bool:
-    return MARKER.fullmatch(text) is not None and not (html and text in STRUCK)
+    return MARKER.fullmatch(text) is not None and not (html and text in STRIKE_TAGS)
 
 
 def _text_of(entry: str, tokenizer: Tokenizer) -> str:
@@ -230,7 +230,7 @@ def byte_alphabet() -> Iterator[tuple[str, int]]:
 _BYTES = dict(byte_alphabet())
 
 
-def _unknown(tokenizer: Tokenizer) -> int | None:
+def _unknown_token_id(tokenizer: Tokenizer) -> int | None:
     """Return the model's id for text that its vocabulary lacks; None if there is none."""
     model = tokenizer.model
     if isinstance(model, models.Unigram):
@@ -280,10 +280,10 @@ def _is_constant(part: Mapping[str, Any]) -> bool:
 
 def _splits(tokenizer: Tokenizer, text: str) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return all (opening, closing) that fit the encodings of this text."""
-    own = tokenizer.encode(text, add_special_tokens=False).ids
+    plain = tokenizer.encode(text, add_special_tokens=False).ids
     full = tokenizer.encode(text).ids
     return {
-        (tuple(full[:k]), tuple(full[k + len(own) :]))
-        for k in range(len(full) - len(own) + 1)
-        if full[k : k + len(own)] == own
+        (tuple(full[:k]), tuple(full[k + len(plain) :]))
+        for k in range(len(full) - len(plain) + 1)
+        if full[k : k + len(plain)] == plain
     }

@@ -33,11 +33,11 @@ _ENDS = ("bos_token", "eos_token")
 _REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
-def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
+def check_same_ids(directory: Path, tokenizer: Tokenizer) -> None:
     """Raise ConfigError, naming file and key, if transformers would produce other ids.
 
     Args:
-        directory: the model's.
+        directory: the model's directory.
         tokenizer: read from tokenizer.json.
     """
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
@@ -132,7 +132,7 @@ def _check_added(
     flags = token if isinstance(token, dict) else {"content": token}
     content = flags.get("content")
     if not isinstance(content, str):
-        raise ConfigError(f"{path}: {key} holds {shown(token)}, which is no token")
+        raise ConfigError(f"{path}: {key} holds {shown(token)}, which is not a token")
     same = known.get(content)
     if same is None:
         raise ConfigError(
@@ -144,8 +144,8 @@ def _check_added(
     for flag in (*_FLAGS, "normalized") if _changes(tokenizer, content) else _FLAGS:
         if flag in flags and bool(flags[flag]) != getattr(same, flag):
             raise ConfigError(
-                f"{path}: {key} says that {flag} of {shown(content)} is {shown(flags[flag])}, "
-                f"tokenizer.json {getattr(same, flag)}; supported: both alike"
+                f"{path}: {key} says that {flag} of {shown(content)} is {shown(flags[flag])}, but "
+                f"tokenizer.json says {getattr(same, flag)}; supported: the same in both files"
             )
 
 
@@ -164,7 +164,8 @@ def _check_prefix(path: Path, tokenizer: Tokenizer) -> None:
     parts = flat(tokenizer.pre_tokenizer, "pretokenizers") or ()
     if any(part.get("add_prefix_space") is False for part in parts):
         raise ConfigError(
-            f"{path}: add_prefix_space is true, and false in tokenizer.json; supported: both alike"
+            f"{path}: add_prefix_space is true, and false in tokenizer.json; supported: the same "
+            "in both files"
         )
 
 
@@ -191,8 +192,8 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
     if name.removesuffix("Fast") == "Qwen2Tokenizer" or kind == "qwen2":
         if (described := _described(tokenizer)) != ("BPE", [False] * 3, [_QWEN2, "ByteLevel"]):
             raise ConfigError(
-                f"{path}: for tokenizer_class {name} transformers has Qwen2's pattern; "
-                f"tokenizer.json has {shown(described)}; supported: both alike"
+                f"{path}: for tokenizer_class {name} transformers uses Qwen2's pattern, but "
+                f"tokenizer.json has {shown(described)}; supported: Qwen2's pattern"
             )
         tokenizer.normalizer = normalizers.NFC()
     elif name.removesuffix("Fast") == "LlamaTokenizer" and kind != "mistral":
@@ -200,8 +201,8 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
             return  # transformers takes tokenizer.json as it is
         if _described(tokenizer)[:2] != ("BPE", [True, True, False]):
             raise ConfigError(
-                f"{path}: tokenizer_class {name} has BPE with fuse_unk and byte_fallback; "
-                f"tokenizer.json has {shown(_described(tokenizer)[:2])}; supported: both alike"
+                f"{path}: tokenizer_class {name} uses BPE with fuse_unk and byte_fallback, but "
+                f"tokenizer.json has {shown(_described(tokenizer)[:2])}; supported: such a BPE"
             )
         first = "always" if config.get("legacy") else "first"
         tokenizer.normalizer = None
@@ -240,6 +241,6 @@ def continuing(tokenizer: Tokenizer) -> Tokenizer | None:
         part["prepend_scheme"] = "never"
     if not first:
         return None
-    made = Tokenizer.from_str(json.dumps(state))
-    made.encode_special_tokens = tokenizer.encode_special_tokens
-    return made
+    changed = Tokenizer.from_str(json.dumps(state))
+    changed.encode_special_tokens = tokenizer.encode_special_tokens
+    return changed

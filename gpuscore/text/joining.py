@@ -1,11 +1,11 @@
 """Building a `ScoreRequest` from the query, items and labels of a caller, with all checks.
 
-Prompts are factored into one query and items, at their longest common prefix:
+Prompts are factored into one query, which is a prefix that they all have, and items:
 
-    cut = min(longest common prefix, shortest prompt - 1)
+    prefix length = min(longest common prefix, shortest prompt - 1)
 
-For a single prompt the cut is at most the query's own length. So the last token of every prompt
-belongs to an item, and every scored row is computed.
+For a single prompt it is at most the length of the caller's query. So the last token of every
+prompt belongs to an item, and every scored row is computed.
 """
 
 import struct
@@ -19,7 +19,7 @@ import numpy as np
 from gpuscore.config import RequestLimits
 from gpuscore.errors import PromptTooLong, TooManyItems, TooManyTokens
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.extraction import extraction_id, read_at
+from gpuscore.text.extraction import check_query, extraction_id, read_at
 from gpuscore.text.score_input import (
     LabelReader,
     PromptChecks,
@@ -29,8 +29,8 @@ from gpuscore.text.score_input import (
 )
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix, int32_array
+from gpuscore.types.item_errors import ItemErrors, ItemsRefused
 from gpuscore.types.request import ScoreRequest, Terms, most_tokens
-from gpuscore.types.results import ItemErrors, ItemsRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PromptBuilder:
 
     Args:
         after: tokens of a label that must fit the context after a prompt.
-        token: that all prompts must hold.
+        token: id of a token that every prompt must hold.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class PromptBuilder:
         after: int = 0,
         token: int | None = None,
     ) -> None:
-        self.encoder, self.backend, self.limits = encoder, backend, limits
+        self.encoder = encoder
+        self.backend = backend
+        self.limits = limits
         self.checks = PromptChecks(backend, after, token)
         self._labels = LabelReader(encoder, self.checks, limits)
 
@@ -115,47 +117,55 @@ class PromptBuilder:
         labels, trie = self._labels.read(inputs, default_labels)
         if not inputs.items:
             return None
-        before, readouts = self, None
+        builder = self
+        readouts = None
         token = None
         if inputs.extraction is not None:
             token = extraction_id(inputs.extraction, inputs, self.encoder, self.backend)
         if trie is not None or token is not None:  # the last token of a label is not computed
             after = 0 if trie is None else trie.longest - 1
-            before = PromptBuilder(self.encoder, self.backend, self.limits, after, token=token)
-        parts = None if inputs.is_text or errors else before._ids_at_once(inputs)
-        query, items = before._one_by_one(inputs, errors) if parts is None else parts
+            builder = PromptBuilder(self.encoder, self.backend, self.limits, after, token=token)
+        parts = None if inputs.is_text or errors else builder._factor_ids(inputs)
+        query, items = builder._factor_prompts(inputs, errors) if parts is None else parts
         if token is not None:
             query, items, labels, readouts = read_at(token, query, items, labels)
-        need_lse, terms = inputs.need_lse or trie is not None, inputs.terms._asdict()
         request = ScoreRequest(
-            query, items, labels, need_lse, **terms, readouts=readouts, trie=trie
+            query,
+            items,
+            labels,
+            need_lse=inputs.need_lse or trie is not None,
+            **inputs.terms._asdict(),
+            readouts=readouts,
+            trie=trie,
         )
         self.check_tokens("items", most_tokens(request, self.backend))
         return request
 
-    def _one_by_one(
+    def _factor_prompts(
         self, inputs: ScoreInput, errors: ItemErrors | None
     ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
         """Make the prompts one by one and return the query and the items."""
         try:
             with self.checks.too_long("items[0]"):  # the query is part of every prompt
                 if inputs.is_text:
-                    prompts, query_len = self._text_prompts(inputs)
+                    prompts, query_length = self._text_prompts(inputs)
                 else:
-                    prompts, query_len = self._id_prompts(inputs, errors)
-                cut = self._fixed_cut(inputs) if self.backend.deterministic_chunk else 0
+                    prompts, query_length = self._id_prompts(inputs, errors)
+                prefix_length = 0
+                if self.backend.deterministic_chunk:
+                    prefix_length = self._fixed_prefix_length(inputs)
         except PromptTooLong as error:
             if errors is None or len(inputs.items) > 1:
                 raise
             errors.add(0, error)
             raise ItemsRefused from error
         checked = self.checks.checked(prompts, errors=errors)
-        most = self.limits.max_request_tokens
+        limit = self.limits.max_request_tokens
         if not inputs.is_text and not inputs.item_first:
-            most = sys.maxsize  # few more ids than were sent, so the error names their full number
+            limit = sys.maxsize  # few more ids than were sent, so the error names their full number
         if self.backend.deterministic_chunk:
-            return split(checked, cut, most)
-        return factor(checked, query_len, most)
+            return split(checked, prefix_length, limit)
+        return factor(checked, query_length, limit)
 
     def from_prompts(
         self,
@@ -171,12 +181,13 @@ class PromptBuilder:
         Args:
             errors: gets the errors of single prompts; ItemsRefused is raised if there are any.
         """
-        name, most = prompts.name, self.limits.max_request_tokens
+        name = prompts.name
+        limit = self.limits.max_request_tokens
         checked = self.checks.checked(prompts.ids, name, errors)
         if self.backend.deterministic_chunk:
-            query, items = split(checked, max(0, prompts.num_shared - 1), most, name)
+            query, items = split(checked, max(0, prompts.num_shared - 1), limit, name)
         else:
-            query, items = factor(checked, prompts.num_shared, most, name)
+            query, items = factor(checked, prompts.num_shared, limit, name)
         labels = self._labels.same(label_ids, prompts.count)
         request = ScoreRequest(query, items, labels, need_lse, num_top=num_top, **terms._asdict())
         self.check_tokens(name, request.num_tokens)
@@ -192,7 +203,7 @@ class PromptBuilder:
         """Return the ids of prompts without factoring them, with all checks.
 
         Args:
-            elements: at least one prompt, all text or all ids.
+            elements: the prompts, at least one, all text or all ids.
             special: texts get the tokenizer's special tokens.
             name: the caller's name for the prompts, for errors.
         """
@@ -207,14 +218,14 @@ class PromptBuilder:
             for index, prompt in enumerate(elements):
                 self.checks.check_length(len(prompt), index, name)
             ids = (self.checks.ids(prompt, f"{name}[{i}]") for i, prompt in enumerate(elements))  # type: ignore[arg-type]
-        most = self.limits.max_request_tokens
+        limit = self.limits.max_request_tokens
         prompts: list[Int32Array] = []
         total = 0
-        for made in self.checks.checked(lambda _: ids, name):
-            prompts.append(made)
-            total += len(made)
+        for checked in self.checks.checked(lambda _: ids, name):
+            prompts.append(checked)
+            total += len(checked)
             if isinstance(elements[0], str):
-                stop_over(most, total, name)
+                check_partial_total(limit, total, name)
         self.check_tokens(name, total)
         return tuple(prompts)
 
@@ -225,17 +236,17 @@ class PromptBuilder:
 
     def check_tokens(self, name: str, count: int) -> None:
         """Raise TooManyTokens if `count` is over the limit."""
-        most = self.limits.max_request_tokens
-        if count > most:
-            raise TooManyTokens(f"{count} tokens, the limit is {most}", param=name)
+        limit = self.limits.max_request_tokens
+        if count > limit:
+            raise TooManyTokens(f"{count} tokens, the limit is {limit}", param=name)
 
-    def _ids_at_once(self, inputs: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
-        """Return the result of `factor`, computed faster; None if the faster way does not apply."""
+    def _factor_ids(self, inputs: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
+        """Return the result of `factor`, computed faster; None if that is not possible."""
         size = len(inputs.query) + sum(map(len, inputs.items))
-        # With these, the cut is not the end of the query.
-        elsewhere = inputs.item_first or self.backend.deterministic_chunk
-        checked = self.checks.token is not None
-        if elsewhere or checked or size > self.limits.max_request_tokens:
+        # With these, the prefix that is split off is not the query.
+        other_prefix = inputs.item_first or self.backend.deterministic_chunk
+        needs_token = self.checks.token is not None
+        if other_prefix or needs_token or size > self.limits.max_request_tokens:
             return None
         return factor_ids(
             inputs.query,  # type: ignore[arg-type]
@@ -245,36 +256,47 @@ class PromptBuilder:
         )
 
     def _id_prompts(self, inputs: ScoreInput, errors: ItemErrors | None) -> tuple[PromptsFrom, int]:
-        """Return the prompts, and the query's own length."""
-        query_len = len(inputs.query)
+        """Return the prompts, and the length of the query at their start."""
+        query_length = len(inputs.query)
         for index, item in enumerate(inputs.items):  # before long lists are turned into arrays
             if errors is None:
-                self.checks.check_length(query_len + len(item), index)
+                self.checks.check_length(query_length + len(item), index)
         query = self.checks.ids(inputs.query or [], "query")  # type: ignore[arg-type]
 
         def prompt(index: int) -> Int32Array:
-            self.checks.check_length(query_len + len(inputs.items[index]), index)
+            self.checks.check_length(query_length + len(inputs.items[index]), index)
             item = self.checks.ids(inputs.items[index], f"items[{index}]")  # type: ignore[arg-type]
             return np.concatenate((item, query) if inputs.item_first else (query, item))
 
         count = len(inputs.items)
-        return lambda start: map(prompt, range(start, count)), 0 if inputs.item_first else query_len
+        prefix_length = 0 if inputs.item_first else query_length
+        return lambda start: map(prompt, range(start, count)), prefix_length
 
     def _text_prompts(self, inputs: ScoreInput) -> tuple[PromptsFrom, int]:
         """Return the prompts, and the query's tokens in a single prompt."""
-        encoder, limit = need_encoder(self.encoder, "items"), self.checks.limit
+        encoder = need_encoder(self.encoder, "items")
+        limit = self.checks.limit
         query: str = inputs.query or ""  # type: ignore[assignment]
         items: Sequence[str] = inputs.items  # type: ignore[assignment]
 
-        if inputs.item_first or len(items) > 1:
+        several = len(items) > 1
+        if inputs.item_first or (several and self.checks.token is None):
             return encoder.joined(
                 query, lambda start: islice(items, start, None), inputs.item_first, limit
             ), 0  # not used
-        prompt, alone = encoder.joined(query, lambda _: [*items, ""], False, limit)(0)
-        return lambda start: iter([prompt][start:]), common_prefix(prompt, alone)
+        prompts = encoder.joined(
+            query, lambda start: islice((*items, ""), start, None), False, limit
+        )
+        *prompt, alone = prompts(len(items) if several else 0)
+        if self.checks.token is not None:
+            check_query(self.checks.token, alone[: len(alone) - encoder.num_closing])
+        if several:
+            return lambda start: islice(prompts(start), len(items) - start), 0
+        return lambda start: iter(prompt[start:]), common_prefix(prompt[0], alone)
 
-    def _fixed_cut(self, inputs: ScoreInput) -> int:
-        """Return a cut that depends on the query alone: before the last token all prompts share."""
+    def _fixed_prefix_length(self, inputs: ScoreInput) -> int:
+        """Return a prefix length that depends on the query alone: the prefix ends before the last
+        token that all prompts share."""
         if inputs.item_first:
             return 0
         if not inputs.is_text:
@@ -299,17 +321,17 @@ class PromptBuilder:
 
 
 def factor(
-    prompts: Iterable[Int32Array], query_len: int, most: int = sys.maxsize, name: str = "items"
+    prompts: Iterable[Int32Array], query_length: int, limit: int = sys.maxsize, name: str = "items"
 ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts (each at least one token) at the cut, into one query and one item each.
+    """Split prompts (each at least one token) into one query and one item each.
 
     Only the part of a prompt that differs from the first prompt is kept, to save memory.
 
     Args:
-        prompts: at least one.
-        query_len: the query's own length, which bounds the cut of a single prompt.
-        most: limit on the tokens of the query and the items together. More prompts can only move
-            the cut to the left and add tokens, so reading stops once the number is over the limit.
+        prompts: the prompts, at least one.
+        query_length: the length of the caller's query, which bounds the prefix of a single prompt.
+        limit: largest number of tokens of the query and the items together. More prompts can only
+            make the prefix shorter and add tokens, so reading stops once there are more.
         name: the caller's name for the items, for errors.
 
     Raises:
@@ -317,47 +339,53 @@ def factor(
     """
     remaining = iter(prompts)
     first = next(remaining)
-    shared, tails = [len(first)], [first[:0]]
-    total, lowest = len(first), len(first)
+    shared = [len(first)]  # by prompt, how many first tokens it has in common with the first one
+    tails = [first[:0]]  # its other tokens
+    total = len(first)
+    least_shared = len(first)
     for prompt in remaining:
         shared.append(common_prefix(first, prompt))
         tails.append(prompt[shared[-1] :].copy())
-        total, lowest = total + len(prompt), min(lowest, shared[-1])
-        stop_over(most, total - (len(shared) - 1) * lowest, name)
+        total += len(prompt)
+        least_shared = min(least_shared, shared[-1])
+        check_partial_total(limit, total - (len(shared) - 1) * least_shared, name)
     shortest = min(s + len(tail) for s, tail in zip(shared, tails, strict=True))
-    cut = min(*shared, shortest - 1) if len(shared) > 1 else min(query_len, shortest - 1)
-    items = (np.concatenate((first[cut:s], tail)) for s, tail in zip(shared, tails, strict=True))
-    return first[:cut], tuple(items)
+    longest_prefix = least_shared if len(shared) > 1 else query_length
+    length = min(longest_prefix, shortest - 1)
+    items = (np.concatenate((first[length:s], tail)) for s, tail in zip(shared, tails, strict=True))
+    return first[:length], tuple(items)
 
 
 def split(
-    prompts: Iterable[Int32Array], cut: int, most: int = sys.maxsize, name: str = "items"
+    prompts: Iterable[Int32Array], prefix_length: int, limit: int = sys.maxsize, name: str = "items"
 ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts at a known cut into one query and one item each.
+    """Split prompts after a known number of tokens into one query and one item each.
 
-    All prompts must be equal up to `cut` and longer than it. The other arguments and the errors are
-    as in `factor`.
+    All prompts must be equal in their first `prefix_length` tokens and longer than that. The other
+    arguments and the errors are as in `factor`.
     """
-    first, items, total = None, [], cut
+    first = None
+    items = []
+    total = prefix_length
     for prompt in prompts:
         first = prompt if first is None else first
-        items.append(prompt[cut:].copy())  # a view would keep the whole prompt in memory
-        total += len(prompt) - cut
-        stop_over(most, total, name)
+        items.append(prompt[prefix_length:].copy())  # a view would keep the whole prompt in memory
+        total += len(prompt) - prefix_length
+        check_partial_total(limit, total, name)
     assert first is not None  # noqa: S101  (there is at least one)
-    return first[:cut], tuple(items)
+    return first[:prefix_length], tuple(items)
 
 
-def stop_over(most: int, least: int, name: str) -> None:
-    """Raise TooManyTokens if a request, read only in part so far, has over `most` tokens."""
-    if least > most:
-        raise TooManyTokens(f"at least {least} tokens, the limit is {most}", param=name)
+def check_partial_total(limit: int, least: int, name: str) -> None:
+    """Raise TooManyTokens if a request, read only in part so far, has over `limit` tokens."""
+    if least > limit:
+        raise TooManyTokens(f"at least {least} tokens, the limit is {limit}", param=name)
 
 
 def factor_ids(
     query: Sequence[int], items: Sequence[Sequence[int]], *, vocab_rows: int, max_len: int
 ) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
-    """Return the query and the items as arrays if the cut is the query's end and all is valid.
+    """Return query and items as arrays if the caller's query is the prefix and all is valid.
 
     Return None if the request must be read prompt by prompt: an item is empty, all items share
     their first token, a value is no plain integer or no valid id, or a prompt is too long.

@@ -1,17 +1,17 @@
 r"""Pairs of characters between which a pre-token is certain to start, in any text.
 
-A *pair* is a character l and the character r after it; the cut lies between them. Two kinds of
+A *pair* is a character l and the character r after it; the split lies between them. Two kinds of
 pairs are considered, because one argument then fits the patterns of all common tokenizers:
 
     space:  l is a visible character (`VISIBLE`), r is ' '
     stop:   l is a letter or a digit (`LETTERS`), r is one of `STOPS`, newline included
 
 **Lemma.** Assume that no match of a pattern can contain l followed by r, and that every lookahead
-reads at most one character after white space. Then a search finds the same matches left of the cut
-whether the text ends there or goes on: a branch that would read r fails, as it fails at the end of
-a text, and no lookahead is evaluated at the cut, because l is no white space. The search continues
-at the cut or before it. Without lookbehind, the matches from r on depend only on r and the text
-after it. If, in addition, some alternative matches at r, a pre-token starts there.
+reads at most one character after white space. Then a search finds the same matches left of the
+split whether the text ends there or goes on: a branch that would read r fails, as it fails at the
+end of a text, and no lookahead is evaluated at the split, because l is no white space. The search
+continues at the split or before it. Without lookbehind, the matches from r on depend only on r and
+the text after it. If, in addition, some alternative matches at r, a pre-token starts there.
 
 The lemma applies to each of `ALTERNATIVES`, and so to every pattern made of them, because a match
 of A|B is a match of A or of B:
@@ -24,7 +24,7 @@ of A|B is a match of A or of B:
 - At r = ' ' or newline `\s+` matches; at another stop one of `PUNCTUATION` does. Unmatched text is
   a pre-token of its own (or dropped), so it does not matter if l is matched.
 
-Digits in groups of three are counted from the left, so the cut does not change the groups.
+Digits in groups of three are counted from the left, so the split does not change the groups.
 """
 
 import re
@@ -55,7 +55,7 @@ PUNCTUATION = frozenset(
         r" ?[\p{P}\p{S}]+[\r\n]*",
     }
 )
-# Runs of one class of characters: l alone decides if a run ends at the cut.
+# Runs of one class of characters: l alone decides if a run ends at the split.
 CLASSES = frozenset(
     {
         *(r"\p{N}", r"\p{N}+", r"\p{N}{1,3}"),
@@ -63,7 +63,8 @@ CLASSES = frozenset(
     }
 )
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _CASED = {  # o200k; Mistral has no contractions; Kimi treats Han separately
     rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{lower}{short}"
     for han in ("", r"&&[^\p{Han}]")
@@ -105,25 +106,26 @@ def pretoken_starts(
     """Return every r at which a pre-token is certain to start, and every r that stays open.
 
     At an open r, a pre-token may start or go on; everything else is split as if each side of the
-    cut were a text of its own.
+    split were a text of its own.
 
     Each stage splits the pre-tokens of the stage before one by one, so separate pre-tokens stay
     separate, and by induction an open r stays open. Two stages depend on more than the pre-token:
-    Metaspace's `first` on its being the start of the text, which the right side of a cut never is;
-    ByteLevel's prefix space on the pre-token's beginning only.
+    Metaspace's `first` on its being the start of the text, which the right side of a split never
+    is; ByteLevel's prefix space on the pre-token's beginning only.
 
     Args:
         stages: pre-tokenizers as in tokenizer.json, with sequences flattened.
         space: the character into which the normalizers turn ' '.
     """
-    certain, still_open = NONE, RIGHTS
+    certain = NONE
+    still_open = RIGHTS
     for stage in stages:
         effect = _effect(stage, space)
         if effect is None:
             return NONE, NONE
-        cuts, keeps = effect
-        certain |= still_open & cuts
-        still_open = (still_open & keeps) - cuts
+        splits, keeps = effect
+        certain |= still_open & splits
+        still_open = (still_open & keeps) - splits
         if stage["type"] == "Metaspace":
             space = META
     return certain, still_open
@@ -154,13 +156,13 @@ def _split_effect(stage: Mapping[str, Any], space: str) -> tuple[frozenset[str],
         return NONE, RIGHTS  # Gemma: no ' ' is left to split at
     known = _alternatives(pattern.get("Regex", ""))
     # Removed + invert also keeps the matches as pre-tokens (and drops unmatched text).
-    how = stage["behavior"], stage["invert"]
-    if space != " " or not known or how not in {("Isolated", False), ("Removed", True)}:
+    mode = stage["behavior"], stage["invert"]
+    if space != " " or not known or mode not in {("Isolated", False), ("Removed", True)}:
         return NONE, NONE
-    cuts = WHITE if r"\s+" in known else NONE
+    splits = WHITE if r"\s+" in known else NONE
     if known & PUNCTUATION:
-        cuts |= RIGHTS - WHITE
-    return cuts, RIGHTS if known <= CLASSES else NONE
+        splits |= RIGHTS - WHITE
+    return splits, RIGHTS if known <= CLASSES else NONE
 
 
 def _alternatives(pattern: str) -> frozenset[str]:

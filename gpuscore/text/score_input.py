@@ -24,11 +24,17 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
-from gpuscore.text.boundaries import COPIED, OverLimit, announce
+from gpuscore.text.boundaries import COPIES_PER_TOKEN, OverLimit, announce
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array
+from gpuscore.types.item_errors import (
+    ITEM_ERRORS,
+    ItemErrors,
+    ItemsRefused,
+    check_text,
+    checked_texts,
+)
 from gpuscore.types.request import LabelTrie, Terms
-from gpuscore.types.results import OF_ITEMS, ItemErrors, ItemsRefused, check_text, checked_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +104,15 @@ def _check_label_fields(inputs: ScoreInput) -> None:
     fields = ("labels", "label_sequences", "label_token_ids")
     named = [name for name in fields if getattr(inputs, name) is not None]
     if len(named) > 1:
-        raise InvalidRequest(f"{' and '.join(named)} exclude each other", param=named[0])
+        raise InvalidRequest(f"send only one of {' and '.join(named)}", param=named[0])
     if inputs.labels is not None:
-        _some_label(inputs.labels, "labels")
+        _check_not_empty(inputs.labels, "labels")
         return
     if inputs.label_sequences is not None:
         _check_sequences(inputs.label_sequences)
     if inputs.label_token_ids is None:
         return
-    _some_label(inputs.label_token_ids, "label_token_ids")
+    _check_not_empty(inputs.label_token_ids, "label_token_ids")
     lists = lists_of(inputs.label_token_ids)
     if len(lists) not in (0, len(inputs.label_token_ids)):
         raise InvalidRequest(
@@ -119,11 +125,11 @@ def _check_label_fields(inputs: ScoreInput) -> None:
             param="label_token_ids",
         )
     for index, ids in enumerate(lists):
-        _some_label(ids, f"label_token_ids[{index}]")
+        _check_not_empty(ids, f"label_token_ids[{index}]")
 
 
 def _check_sequences(sequences: Sequence[Sequence[int]]) -> None:
-    _some_label(sequences, "label_sequences")
+    _check_not_empty(sequences, "label_sequences")
     if len(lists_of(sequences)) < len(sequences):
         raise InvalidRequest(
             "label_sequences must be lists of integers, one per label", param="label_sequences"
@@ -139,13 +145,13 @@ def lists_of(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[i
     return [x for x in labels if not isinstance(x, int | np.integer)]
 
 
-def _some_label(labels: Sequence[object], param: str) -> None:
+def _check_not_empty(labels: Sequence[object], param: str) -> None:
     if not len(labels):
         raise EmptyLabels(f"{param} must hold at least one label", param=param)
 
 
 PromptsFrom = Callable[[int], Iterator[Int32Array]]  # the prompts from this number on
-FEW = 16  # up to this many ids are checked one by one
+FEW_IDS = 16  # up to this many ids are checked one by one
 
 
 class PromptChecks:
@@ -154,11 +160,12 @@ class PromptChecks:
     Args:
         backend: the model's limits.
         after: tokens of a label that must fit the context after a prompt.
-        token: that all prompts must hold.
+        token: id of a token that every prompt must hold.
     """
 
     def __init__(self, backend: BackendLimits, after: int = 0, token: int | None = None) -> None:
-        self.backend, self.token = backend, token
+        self.backend = backend
+        self.token = token
         self.limit = max(0, backend.max_model_len - after)  # tokens of a prompt
         labels = f", less {after} for the labels" if after else ""
         self._limit_text = f"the limit is {backend.max_model_len}{labels}"
@@ -169,7 +176,7 @@ class PromptChecks:
         name: str = "items",
         errors: ItemErrors | None = None,
     ) -> Iterator[Int32Array]:
-        """Yield the prompts; raise an error for a bad length or an id that the model lacks.
+        """Yield the prompts; raise an error for a bad length or an id that the model does not have.
 
         With `errors`, the error of a prompt is kept there, and the prompts after it are only
         checked; at the end ItemsRefused is raised if there are errors.
@@ -179,7 +186,7 @@ class PromptChecks:
             try:
                 with self.too_long(f"{name}[{index}]"):
                     prompt = next(source, None)
-            except OF_ITEMS as error:
+            except ITEM_ERRORS as error:
                 if errors is None:
                     raise
                 errors.add(index, error)
@@ -187,7 +194,7 @@ class PromptChecks:
                 continue
             if prompt is None:
                 break
-            announce(len(prompt) // COPIED)  # for the copies that are made of it
+            announce(len(prompt) // COPIES_PER_TOKEN)  # for copying it
             if errors is None or index not in errors:
                 self._check_prompt(prompt, index, name, errors)
             if not errors:
@@ -207,7 +214,7 @@ class PromptChecks:
                 raise NoExtractionToken(
                     f"{param} does not hold the extraction token, {self.token}", param=param
                 )
-        except OF_ITEMS as error:
+        except ITEM_ERRORS as error:
             if errors is None:
                 raise
             errors.add(index, error)
@@ -245,7 +252,7 @@ class PromptChecks:
         self, values: Sequence[int] | Int32Array, param: str, rows: int, what: str
     ) -> Int32Array:
         """Return ids as int32 [n], all with 0 <= id < rows; `what` names them in errors."""
-        if 0 < len(values) <= FEW and all(type(id) is int and 0 <= id < rows for id in values):
+        if 0 < len(values) <= FEW_IDS and all(type(id) is int and 0 <= id < rows for id in values):
             return np.array(values, dtype=np.int32)  # faster than the array operations below
         ids = np.asarray(values)
         if ids.size == 0:
@@ -293,13 +300,13 @@ class LabelReader:
             return self._trie(self._tokenised(inputs.labels), len(inputs.items))
         ids = inputs.label_token_ids if inputs.label_token_ids is not None else default or ()
         if lists := lists_of(ids):
-            return self._of_items(lists), None
+            return self._per_item(lists), None
         return self.same(list(ids), len(inputs.items)), None  # type: ignore[arg-type]
 
     def same(self, ids: Sequence[int], num_items: int) -> Labels:
         return (self.array(ids, "label_token_ids"),) * num_items
 
-    def _of_items(self, lists: Sequence[Sequence[int]]) -> Labels:
+    def _per_item(self, lists: Sequence[Sequence[int]]) -> Labels:
         arrays: list[Int32Array] = []
         for index, ids in enumerate(lists):
             announce(len(ids))  # an id takes about as long as a character
@@ -317,9 +324,10 @@ class LabelReader:
         return (trie.first_ids,) * num_items, trie if trie.num_nodes else None
 
     def _tokenised(self, labels: Sequence[str]) -> list[Int32Array]:
-        most, sequences = self.limits.max_label_tokens, list[Int32Array]()
+        limit = self.limits.max_label_tokens
+        sequences: list[Int32Array] = []
         try:
-            for tokens in need_encoder(self.encoder, "labels").prompts(labels, False, most):
+            for tokens in need_encoder(self.encoder, "labels").prompts(labels, False, limit):
                 param = f"labels[{len(sequences)}]"
                 if not len(tokens):
                     raise EmptyLabels(f"{param} is 0 tokens, it must be at least one", param=param)
@@ -328,7 +336,7 @@ class LabelReader:
         except OverLimit as over:
             param = f"labels[{len(sequences)}]"
             raise TooManyTokens(
-                f"{param} is at least {over.least} tokens, the limit is {most}", param=param
+                f"{param} is at least {over.least} tokens, the limit is {limit}", param=param
             ) from None
         return sequences
 
@@ -372,16 +380,15 @@ def class_ids(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
     """Return the number of the class that each label names exactly.
 
     Raises:
-        InvalidRequest: a label is the name of no class, or of several.
+        InvalidRequest: a label names no class, or several.
     """
     for index, label in enumerate(labels):
         count = classes.count(label)
         if count != 1:
-            named = f"{count} of" if count else "none of"
+            named = count or "none"
             remedy = "; send label_token_ids, the numbers of classes" if count else ""
             raise InvalidRequest(
-                f"labels[{index}] is the name of {named} the model's {len(classes)} "
-                f"classes{remedy}",
+                f"labels[{index}] names {named} of the model's {len(classes)} classes{remedy}",
                 param=f"labels[{index}]",
             )
     return [classes.index(label) for label in labels]

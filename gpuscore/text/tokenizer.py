@@ -15,11 +15,11 @@ from gpuscore.text.boundaries import (
     OverLimit,
     announce,
     batches,
-    beside,
     check_limit,
     cost,
     find_boundaries,
     is_long,
+    limit_beside,
     pieces,
 )
 from gpuscore.text.controls import (
@@ -31,10 +31,10 @@ from gpuscore.text.controls import (
     without_controls,
 )
 from gpuscore.text.declared import (
+    check_same_ids,
     continuing,
     named_tokens,
     rebuild,
-    refuse_other_ids,
 )
 from gpuscore.types.batch import NO_TOKENS, Int32Array
 
@@ -45,7 +45,7 @@ class TextEncoder:
     """The encoder of prompts and labels to token ids; thread-safe.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         named: texts and ids of control tokens that other files name.
         template: the source of the chat template, which writes control tokens.
         forbidden: ids that no text may give; ControlToken is raised for a text that does.
@@ -60,20 +60,22 @@ class TextEncoder:
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.tokenizer, self._named, self._template = tokenizer, named, template
+        self.tokenizer = tokenizer
+        self._named = named
+        self._template = template
         self._forbidden = forbidden
         self._for_callers: dict[frozenset[int], TextEncoder] = {}
         specials = find_specials(tokenizer)
         self._specials = specials or Specials(NO_TOKENS, NO_TOKENS)
         self.boundaries = None if specials is None else find_boundaries(tokenizer)
-        self._first_cut = None if self.boundaries is None else self.boundaries.first
+        self._find_split = None if self.boundaries is None else self.boundaries.first
 
     @classmethod
     def read(cls, directory: Path, template: str = "") -> "TextEncoder | None":
         """Return the model's tokenizer, or None if the directory has none (token ids only).
 
         Args:
-            directory: the model's.
+            directory: the model's directory.
             template: the source of its chat template.
 
         Raises:
@@ -85,7 +87,7 @@ class TextEncoder:
             return None
         try:
             tokenizer = Tokenizer.from_file(str(path))
-            refuse_other_ids(directory, tokenizer)
+            check_same_ids(directory, tokenizer)
             rebuild(directory, tokenizer)
             return cls(tokenizer, named_tokens(directory), template)
         except (KeyboardInterrupt, SystemExit, ConfigError):
@@ -113,16 +115,16 @@ class TextEncoder:
         """
         for batch in batches(prompts):
             if is_long(batch[0]):
-                yield self._long(batch[0], special, limit)
+                yield self._encode_long(batch[0], special, limit)
                 continue
             announce(cost(batch))
             for encoding in self._encode(batch, special):
-                yield self._allowed(np.array(encoding.ids, dtype=np.int32))
+                yield self._checked(np.array(encoding.ids, dtype=np.int32))
 
-    def opening_ids(self, text: str, limit: int | None = None) -> Int32Array:
-        """Return the ids with which a prompt begins that begins with this text; raises
-        OverLimit."""
-        return np.concatenate((self._specials.opening, self.plain_ids(text, limit)))
+    @property
+    def num_closing(self) -> int:
+        """Number of tokens that the post-processor adds at the end of every prompt."""
+        return len(self._specials.closing)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of the tokens, special ones included; unknown ids add nothing."""
@@ -146,7 +148,7 @@ class TextEncoder:
         """Return a function that yields the ids of query + item (or item + query), as `prompts`
         does but faster, from the item of a number on.
 
-        The query is cut at a safe cut (`boundaries`), if it has one. The part before the cut (after
+        The query is split at a safe split (`boundaries`), if it has one. The part before it (after
         it, with `item_first`) has the same ids in every prompt and is encoded once, however often
         the function is called.
 
@@ -154,28 +156,29 @@ class TextEncoder:
             items: returns the items from a number on.
         """
         bounds = self.boundaries
-        cut = bounds and (bounds.first(query) if item_first else bounds.last(query))
-        if not cut:
+        split = bounds and (bounds.first(query) if item_first else bounds.last(query))
+        if not split:
             return lambda start: self.prompts(
                 (f"{i}{query}" if item_first else f"{query}{i}" for i in items(start)),
                 True,
                 limit,
             )
-        head, tail = query[:cut], query[cut - 1 :]  # the tail begins with the guard
+        head = query[:split]
+        tail = query[split - 1 :]  # begins with the guard
         shared: list[tuple[Int32Array, Int32Array, int]] = []
 
         def prompts(start: int) -> Iterator[Int32Array]:
             if not shared:
-                shared.append(self._around(head, tail, item_first, limit))
+                shared.append(self._ids_around(head, tail, item_first, limit))
             opening, closing, skipped = shared[0]
-            with beside(len(opening) + len(closing) - skipped, limit) as left:
+            with limit_beside(len(opening) + len(closing) - skipped, limit) as left:
                 texts = (f"{i}{head}" if item_first else f"{tail}{i}" for i in items(start))
                 for ids in self.prompts(texts, False, left):
                     yield np.concatenate((opening, ids[skipped:], closing))
 
         return prompts
 
-    def _around(
+    def _ids_around(
         self, head: str, tail: str, item_first: bool, limit: int | None
     ) -> tuple[Int32Array, Int32Array, int]:
         """Return the ids before and after each item's, and how many first ids of an item to drop.
@@ -183,7 +186,8 @@ class TextEncoder:
         The tail begins with the guard, a character whose ids are dropped: from the tail, which all
         prompts share, with `item_first`, else from each item's own ids.
         """
-        opening, closing = self._specials.opening, self._specials.closing
+        opening = self._specials.opening
+        closing = self._specials.closing
         guard = self._num_ids(tail[0])
         shared = self.plain_ids(tail if item_first else head, limit)
         if item_first:
@@ -193,32 +197,33 @@ class TextEncoder:
     def num_shared(self, query: str, limit: int | None = None) -> int:
         """Return how many first tokens all prompts of `joined(query, ...)` are certain to share.
 
-        The number depends on the query alone; it is 0 if the query has no safe cut.
+        The number depends on the query alone; it is 0 if the query has no safe split.
         """
-        cut = self.boundaries and self.boundaries.last(query)
-        if not cut:
+        split = self.boundaries and self.boundaries.last(query)
+        if not split:
             return 0
-        return len(self._specials.opening) + len(self.plain_ids(query[:cut], limit))
+        return len(self._specials.opening) + len(self.plain_ids(query[:split], limit))
 
-    def _allowed(self, ids: Int32Array) -> Int32Array:
+    def _checked(self, ids: Int32Array) -> Int32Array:
         return ids if self._forbidden is None else self._forbidden.checked(ids)
 
-    def _long(self, text: str, special: bool, limit: int | None) -> Int32Array:
+    def _encode_long(self, text: str, special: bool, limit: int | None) -> Int32Array:
         """Encode one text in pieces; raise OverLimit once it has more than `limit` tokens."""
         # With boundaries, `_specials` are known, so the pieces are encoded without them.
         in_parts = special and self.boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
-        arrays, count = [opening], len(opening) + len(closing)
+        arrays = [opening]
+        count = len(opening) + len(closing)
         check_limit(count, limit)
-        for begin, piece in pieces(text, self._first_cut):
+        for begin, piece in pieces(text, self._find_split):
             skipped = self._num_ids(piece[0]) if begin else 0
-            if limit is not None and self._beginning(piece, limit - count + skipped):
+            if limit is not None and self._encode_start(piece, limit - count + skipped):
                 raise OverLimit(limit + 1)
             announce(len(piece))
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
             check_limit(count, limit)  # before the list of ids, maybe millions, is made
-            arrays.append(self._allowed(np.array(encoding.ids, dtype=np.int32)[skipped:]))
+            arrays.append(self._checked(np.array(encoding.ids, dtype=np.int32)[skipped:]))
         return np.concatenate((*arrays, closing))
 
     def _num_ids(self, guard: str) -> int:
@@ -236,9 +241,9 @@ class TextEncoder:
         At most one piece beyond that part is encoded.
         """
         seen = end = 0
-        for begin, piece in pieces(text, self._first_cut):
+        for begin, piece in pieces(text, self._find_split):
             skipped = self._num_ids(piece[0]) if begin else 0
-            encoding = self._beginning(piece, count - seen + skipped)
+            encoding = self._encode_start(piece, count - seen + skipped)
             if encoding is None:
                 announce(len(piece))
                 encoding = self._with_places(piece)
@@ -253,8 +258,8 @@ class TextEncoder:
             seen += new
         return text
 
-    def _beginning(self, piece: str, count: int) -> Encoding | None:
-        """Return the tokens of a beginning of a piece that has no safe cut, so that they are more
+    def _encode_start(self, piece: str, count: int) -> Encoding | None:
+        """Return the tokens of a beginning of a piece that has no safe split, so that they are more
         than `count`; None if there is none, or the piece is short.
 
         PIECE_CHARS characters follow those tokens. What comes after these could change the tokens

@@ -29,7 +29,7 @@ def read_tokenizer_info(
     """Read tokenizer_config.json, then special_tokens_map.json, then the ids in config.json.
 
     Args:
-        directory: the model's.
+        directory: the model's directory.
         encoder: gives the text of a token id.
         chat_template: the model's chat template, read elsewhere.
 

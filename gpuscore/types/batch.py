@@ -1,6 +1,6 @@
 """A forward pass's input: `PackedBatch`, `pack`, which builds it, and the limits of a backend.
 
-    query [0 .. cut)     items, each at positions cut .. cut + len
+    query of n tokens    items, each at positions n, n + 1, ...
     +----------------+---------+--------+----------+
     | parent segment | item 0  | item 1 | item 2   |      one request, one batch
     +----------------+---------+--------+----------+
@@ -70,7 +70,7 @@ class BackendLimits:
     token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
     identity: str = ""  # model, revision and dtype, to which cached keys and values belong
     # If not 0: a row's result has the same bits in every batch, provided that the chunks of a
-    # sequence end at multiples of this many tokens and that the cut depends on the query alone.
+    # sequence end at multiples of this many tokens and that the query's end depends on it alone.
     deterministic_chunk: int = 0
     # Names of a classification model's classes, which are its labels. None = labels are tokens.
     classes: tuple[str, ...] | None = None
@@ -111,14 +111,14 @@ class PackedBatch:
     prefix_lens: Int32Array  # [R] cached tokens
     page_table: Int32Array  # [R, P] pages of the cached tokens, -1 padded
     slot_mapping: Int32Array  # [T] KV slot to write, -1 = not kept
-    score_rows: Int32Array  # [N] rows whose next-token distribution is wanted
+    score_rows: Int32Array  # [N] rows whose next-token distribution is scored
     cu_labels: Int32Array  # [N+1]
     label_token_ids: Int32Array  # [L]
-    need_lse: BoolArray  # [N] rows whose log-sum-exp is wanted
+    need_lse: BoolArray  # [N] rows whose log-sum-exp is needed
     prefix_states: Int32Array  # [R] slot of the state after the cached tokens, -1 = none
     state_rows: Int32Array  # [K] rows after which the state is kept, ascending
     state_slots: Int32Array  # [K] slots that it goes into
-    num_top: int  # most probable tokens that are wanted of every scored row
+    num_top: int  # most probable tokens that are returned for every scored row
 
     @property
     def num_tokens(self) -> int:
@@ -133,8 +133,7 @@ def visible_rows(batch: PackedBatch) -> BoolArray:
     """
     segment = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))  # [T]
     row = np.arange(len(segment))
-    own = (segment[:, None] == segment) & (row[:, None] >= row)
-    seen: BoolArray = own
+    seen: BoolArray = (segment[:, None] == segment) & (row[:, None] >= row)
     above = batch.parent
     while (above >= 0).any():
         seen |= above[segment][:, None] == segment
@@ -152,9 +151,9 @@ def lineage(batch: PackedBatch, segment: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """A batch's results, float32; all but `label_logits` are None if no row asked for them.
+    """A batch's results, float32; all but `label_logits` are None if no row needs them.
 
-    `lse` holds NaN in rows that did not ask for it.
+    `lse` holds NaN in rows that do not need it.
     """
 
     label_logits: Float32Array  # [L]
@@ -173,7 +172,7 @@ class Prefix:
 
 
 class Rows(NamedTuple):
-    """The tokens of a run whose next-token distributions are wanted, and how many labels each has.
+    """The tokens of a run whose next-token distributions are scored, each with a number of labels.
 
     The labels themselves stand elsewhere, one row's after the other's.
     """
@@ -193,9 +192,9 @@ class Rows(NamedTuple):
     def part(self, start: int, stop: int) -> tuple["Rows", slice]:
         """Return the rows of the tokens `start` to `stop` - 1, as a run, and where their labels
         stand."""
-        own = slice(self.before(start), self.before(stop))
-        first = int(self.counts[: own.start].sum())
-        rows = Rows(self.places[own] - np.int32(start), self.counts[own])
+        part = slice(self.before(start), self.before(stop))
+        first = int(self.counts[: part.start].sum())
+        rows = Rows(self.places[part] - np.int32(start), self.counts[part])
         return rows, slice(first, first + int(rows.counts.sum()))
 
 
@@ -249,7 +248,8 @@ class SegmentColumns:
 
         Without `rows` each is scored at its last token.
         """
-        first, count = len(self), len(token_ids)
+        first = len(self)
+        count = len(token_ids)
         self.token_ids += token_ids
         self.start += [segment.start] * count
         self.prefix += [segment.prefix] * count
@@ -276,7 +276,8 @@ def pack_columns(
     segments: SegmentColumns, prefixes: Sequence[Prefix], *, num_top: int = 0
 ) -> PackedBatch:
     """Build the batch of these segments, in this order."""
-    tokens, label_ids = segments.token_ids, segments.label_ids
+    tokens = segments.token_ids
+    label_ids = segments.label_ids
     bounds = [0, *accumulate(map(len, tokens))]
     scored = [index for index, ids in enumerate(label_ids) if ids is not None]
     labels = [ids for ids in label_ids if ids is not None]
@@ -298,7 +299,8 @@ def pack_columns(
             [slot for _, slot in kept],
         ]
     )
-    lengths, shift = cu_seqlens[1:] - cu_seqlens[:-1], starts - cu_seqlens[:-1]
+    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+    shift = starts - cu_seqlens[:-1]
     need_lse = np.array([segments.need_lse[index] for index in scored], dtype=np.bool_)
     if any(segments.rows):
         last = zip(lengths[scored] - 1, np.diff(cu_labels), strict=True)
@@ -382,5 +384,6 @@ def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
 def _int32(columns: Sequence[Sequence[int]]) -> list[Int32Array]:
     """Return views of one array with these numbers: a call of NumPy for each list takes several
     times as long."""
-    together, stop = int32_array([*chain(*columns)]), 0
+    together = int32_array([*chain(*columns)])
+    stop = 0
     return [together[stop : (stop := stop + len(values))] for values in columns]

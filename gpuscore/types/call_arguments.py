@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.types.results import OnError, check_text, checked_texts, kind_of
+from gpuscore.types.item_errors import OnError, check_text, checked_texts, kind_of
 
 _BYTES = (bytes, bytearray, memoryview)  # sequences of integers, but hardly ever meant as ids
 
@@ -161,8 +161,8 @@ class FamilyOptions(TypedDict, total=False):
     Attributes:
         instruction: replaces the family's own.
         raw_scores: return raw scores instead of relevances from 0 to 1.
-        max_tokens_per_doc: cut longer documents at their end.
-        truncate: cut documents where their prompts would not fit the model.
+        max_tokens_per_doc: truncate longer documents at their end.
+        truncate: truncate documents whose prompts would not fit the model.
         on_error: "fail": a document that cannot be scored raises its error; "null": it stands in
             `errors`, without a rank and with a score of NaN, and the others are scored.
     """
@@ -178,11 +178,11 @@ class ClassifyOptions(TypedDict, total=False):
     """Options of `classify`.
 
     Attributes:
-        query: for guards: the user's message that each text answers.
+        query: the user's message that each text answers; for guards only.
         labels: the classes to choose from, if not all of the model's: names of classes, or texts
             of any number of tokens.
-        max_tokens_per_doc: for guards: cut longer texts at their end.
-        truncate: for guards: cut texts where their prompts would not fit the model.
+        max_tokens_per_doc: truncate longer texts at their end; for guards only.
+        truncate: truncate texts whose prompts would not fit the model; for guards only.
     """
 
     query: Annotated[str | None, None]
@@ -214,11 +214,11 @@ def checked_options(kind: type[OptionsT], unchecked: Mapping[str, Any]) -> Optio
         InvalidRequest: labels are neither text nor token ids, or another option should be text and
             is not.
     """
-    own = defaults(kind)
+    known = defaults(kind)
     for name in unchecked:
-        if name not in own:
-            raise TypeError(f"unexpected keyword argument {name!r}; there are {', '.join(own)}")
-    options = {**own, **unchecked}
+        if name not in known:
+            raise TypeError(f"unexpected keyword argument {name!r}; known are {', '.join(known)}")
+    options = {**known, **unchecked}
     for name in options:
         if name in _READERS and options[name] is not None:
             options[name] = _READERS[name](options[name], name)

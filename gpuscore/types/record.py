@@ -15,23 +15,29 @@ from gpuscore.types.request import Timings
 
 STAGES = ("tokenize", "queue", "batch", "device", "respond")
 # Stages that a request goes through, from reading its body to making its answer.
-RECEIVE, TOKENIZE, ENGINE, RESPOND = PROGRESS = ("receive", "tokenize", "engine", "respond")
+RECEIVE = "receive"
+TOKENIZE = "tokenize"
+ENGINE = "engine"
+RESPOND = "respond"
+PROGRESS = (RECEIVE, TOKENIZE, ENGINE, RESPOND)
 UNMATCHED = "unmatched"  # recorded instead of an unknown path, which is the caller's text
 OTHER_METHOD = "other"
-CLIENT_LEFT, LEFT_CODE = 499, "client_left"  # nginx's number; never sent
+CLIENT_LEFT = 499  # nginx's number; never sent
+LEFT_CODE = "client_left"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
-_PROCESS, _numbers = token_hex(10), count()
+_process_id = token_hex(10)  # random, not the system's
+_numbers = count()
 
 
-def _renew() -> None:
+def _renew_process_id() -> None:
     """Give a forked process ids of its own."""
-    global _PROCESS
-    _PROCESS = token_hex(10)
+    global _process_id
+    _process_id = token_hex(10)
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_renew_process_id)
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
@@ -90,7 +96,8 @@ class RequestRecord:
     def refuse(self, status: int, code: str) -> None:
         """Note the error that is answered; no effect if a status is already set."""
         if not self.status:
-            self.status, self.code = status, code
+            self.status = status
+            self.code = code
 
 
 def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
@@ -103,7 +110,7 @@ def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
     if "record" not in state:
         ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
         good = len(ids) == 1 and _REQUEST_ID.fullmatch(ids[0]) is not None
-        request_id = ids[0].decode("ascii") if good else f"{_PROCESS}{next(_numbers):012x}"
+        request_id = ids[0].decode("ascii") if good else f"{_process_id}{next(_numbers):012x}"
         method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
         state["record"] = RequestRecord(request_id, bool(ids) and not good, method)
     record: RequestRecord = state["record"]

@@ -42,11 +42,10 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
     Attributes:
         sequences: the L labels' tokens, as given.
         tokens: the nodes' tokens.
-        parents: for each node, the number of the node that it continues; -1 = the item.
-        next_ids: for each row, the tokens that may follow.
-        places: for each label's tokens, one label after the other, their places among all rows'
-            tokens.
-        lengths: of each label.
+        parents: the number of the node that each node continues; -1 = the item.
+        next_ids: the tokens that may follow each row.
+        places: the places of all labels' tokens, one label after the other, among the rows' tokens.
+        lengths: each label's number of tokens.
         counted: the labels that `label_mass` adds up: once each, without those that continue
             another label, whose probability contains theirs.
 
@@ -74,7 +73,8 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
             row = 0
             for token in firsts:
                 steps.append((row, columns[row].setdefault(token, len(columns[row]))))
-                above, row = row, nodes.setdefault((row, token), len(columns))
+                above = row
+                row = nodes.setdefault((above, token), len(columns))
                 if row == len(columns):
                     columns.append({})
                     lineage.append((*lineage[above], row))
@@ -153,7 +153,7 @@ class Terms(NamedTuple):
 
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
-    deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
+    deadline: float | None = None  # seconds on the engine's clock; what is left then is dropped
 
 
 class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
@@ -184,12 +184,12 @@ class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
 
 class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
-    """One request after the cut: every prompt is `query_ids + item_ids[i]`.
+    """One request: every prompt is `query_ids + item_ids[i]`.
 
-    `query_ids` holds the tokens before the cut, which all prompts share. Each item has at least one
-    token, so that every scored row is computed. `label_ids[i]` belongs to `item_ids[i]`: they are
-    the labels of its last token's row, or with `readouts` of the rows that these name, one row's
-    after the other's.
+    `query_ids` holds the first tokens of all prompts, as many as they share. Each item has at least
+    one token, so that every scored row is computed. `label_ids[i]` belongs to `item_ids[i]`: they
+    are the labels of its last token's row, or with `readouts` of the rows that these name, one
+    row's after the other's.
 
     With `trie` labels have several tokens, the same for all rows: `label_ids[i]` has the first
     ones, and a label's logit in the result is the sum of its tokens' log-probabilities, plus the
@@ -200,14 +200,14 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
             `num_top` is over MAX_TOP.
     """
 
-    query_ids: Int32Array  # [cut], may be empty
+    query_ids: Int32Array  # may be empty
     item_ids: Int32Rows  # each [>= 1]
     label_ids: Int32Rows  # one per item, each [>= 1]
     need_lse: bool
     num_top: int = 0  # most probable tokens of every row, at most MAX_TOP
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
-    deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
+    deadline: float | None = None  # seconds on the engine's clock; what is left then is dropped
     readouts: Readouts | None = None  # None = the last token of each item
     trie: LabelTrie | None = None  # None = labels of one token
 
@@ -220,7 +220,8 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
             self._check_trie(self.trie)
 
     def _check_readouts(self, read: Readouts) -> None:
-        runs, labels = (self.query_ids, *self.item_ids), (read.query_labels, *self.label_ids)
+        runs = (self.query_ids, *self.item_ids)
+        labels = (read.query_labels, *self.label_ids)
         if not len(runs) == len(labels) == len(read.places) == len(read.counts):
             raise ValueError("there are rows for each item, and for the query")
         for tokens, ids, places, counts in zip(runs, labels, read.places, read.counts, strict=True):
@@ -335,7 +336,7 @@ def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
     trie = request.trie
     if trie is None:
         return request.num_tokens
-    _, items = cut_for_labels(request, limits)
+    _, items = split_for_labels(request, limits)
     prompts = [
         prompt
         for number, item in enumerate(items)
@@ -370,15 +371,17 @@ def prompts_with_nodes(
     return [item[: place + 1] for place in (*places, last)]
 
 
-def cut_for_labels(
+def split_for_labels(
     request: ScoreRequest, limits: BackendLimits
 ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
     """Return query and items; an only item keeps its last token if it would not fit a batch.
 
     What all prompts share may be anything, and a query runs in chunks of any size. This needs
-    pages. With --deterministic the cut depends on the query alone.
+    pages. With --deterministic the query's length depends on the query alone.
     """
-    query, items, trie = request.query_ids, request.item_ids, request.trie
+    query = request.query_ids
+    items = request.item_ids
+    trie = request.trie
     alone = trie is not None and len(items) == 1 and not limits.deterministic_chunk
     alone = alone and request.readouts is None
     if not alone or trie is None or fits_batch(items[0], trie, limits):

@@ -1,138 +1,29 @@
-"""Results of a request's items: probabilities of labels, or the errors of single items in requests
-whose other items are scored."""
+"""The numbers that callers get from an engine's result: probabilities and log-probabilities of
+labels, and the probability of all labels together (`label_mass`)."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpuscore.errors import (
-    EmptyPrompt,
-    GpuscoreError,
-    InvalidRequest,
-    NoExtractionToken,
-    PromptTooLong,
-    TokenIdOutOfRange,
-)
+from gpuscore.errors import InvalidRequest
 from gpuscore.types.batch import Float32Array, Float64Array, Int32Array
+from gpuscore.types.item_errors import ItemError
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult
 
 ItemT = TypeVar("ItemT")
 ArrayT = TypeVar("ArrayT", Int32Array, Float32Array)
-_ITEM = re.compile(r"(\w+)\[(\d+)\]")
-# "fail": an item that cannot be scored fails its request; "null": it gets no score.
-OnError: TypeAlias = Literal["fail", "null"]
-ON_ERROR = ("fail", "null")
-# Raised while the prompt of one item is made and checked; all others are of the whole request.
-OF_ITEMS = (EmptyPrompt, InvalidRequest, NoExtractionToken, PromptTooLong, TokenIdOutOfRange)
-
-
-@dataclass(frozen=True, slots=True)
-class ItemError:
-    """An item that was not scored.
-
-    Attributes:
-        index: its place in the given list.
-        code: the code of the error that the item alone would get, such as "prompt_too_long".
-        message: that error's message, which names the item by its place.
-    """
-
-    index: int
-    code: str
-    message: str
-
-
-class ItemErrors:
-    """The errors of a request's items, found so far; at most one error for each item."""
-
-    def __init__(self) -> None:
-        self._errors: dict[int, GpuscoreError] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._errors)
-
-    def __contains__(self, index: int) -> bool:
-        return index in self._errors
-
-    def add(self, index: int, error: GpuscoreError) -> None:
-        """Keep the error of an item, unless it has one already.
-
-        The error is copied, because the frames of a raised error would keep the request's texts.
-        """
-        self._errors.setdefault(index, type(error)(error.message, param=error.param))
-
-    def rest(self, values: Sequence[ItemT]) -> list[ItemT]:
-        """Return the values that belong to items without errors."""
-        return [value for index, value in enumerate(values) if index not in self._errors]
-
-    def listed(self) -> tuple[ItemError, ...]:
-        """Return all errors by place."""
-        return tuple(
-            ItemError(index, error.code, error.message)
-            for index, error in sorted(self._errors.items(), key=lambda pair: pair[0])
-        )
-
-
-class ItemsRefused(Exception):
-    """Some items cannot be scored: the request is to be built again from the others."""
-
-
-def check_on_error(on_error: str | None) -> bool:
-    """Return True for "null", False for "fail" and None; raise InvalidRequest for anything else."""
-    if on_error not in (None, *ON_ERROR):
-        raise InvalidRequest('on_error must be "fail" or "null"', param="on_error")
-    return on_error == "null"
-
-
-def kind_of(value: object) -> str:
-    """Return the type of a wrong value, for errors."""
-    return "null" if value is None else f"of type {type(value).__name__}"
-
-
-def check_text(value: object, param: str) -> None:
-    """Raise InvalidRequest for a value that is no text, or that no tokenizer can read."""
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{param} is {kind_of(value)}; it must be a text", param=param)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{param} holds a lone surrogate", param=param) from None
-
-
-def checked_texts(values: Sequence[object], name: str, errors: ItemErrors | None) -> list[str]:
-    """Return texts, with an empty one in the place of each value that cannot be read as text.
-
-    Args:
-        values: the caller's values.
-        name: the caller's name for them.
-        errors: gets the errors; None: the first one is raised.
-
-    Raises:
-        InvalidRequest: a value cannot be read, and there is no `errors`.
-    """
-    texts: list[str] = []
-    for index, value in enumerate(values):
-        try:
-            check_text(value, f"{name}[{index}]")
-            texts.append(value)  # type: ignore[arg-type]  # it is a text
-        except InvalidRequest as error:
-            if errors is None:
-                raise
-            errors.add(index, error)
-            texts.append("")
-    return texts
 
 
 def spread(
     rows: Iterable[ItemT], errors: Sequence[ItemError], count: int
 ) -> Iterator[ItemT | None]:
     """Yield a row for each of `count` items, None for those with errors; `rows` has the others."""
-    left_out, remaining = {error.index for error in errors}, iter(rows)
+    left_out = {error.index for error in errors}
+    remaining = iter(rows)
     for index in range(count):
         yield None if index in left_out else next(remaining)
 
@@ -142,21 +33,6 @@ def scored_places(errors: Sequence[ItemError] | None, count: int | None) -> Sequ
     left_out = {error.index for error in errors or ()}
     places = range(count or 0)
     return [index for index in places if index not in left_out] if left_out else places
-
-
-def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
-    """Return an error of a request's part that names the item by its place in the whole request.
-
-    Args:
-        error: may name an item, as in `items[3]`.
-        places: of the part's items.
-    """
-    match = _ITEM.fullmatch(error.param or "")
-    if error.param is None or match is None or int(match[2]) >= len(places):
-        return error
-    param = f"{match[1]}[{places[int(match[2])]}]"
-    message = error.message.replace(error.param, param)
-    return type(error)(message, param=param, retry_after=error.retry_after)
 
 
 def by_row(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
@@ -246,8 +122,8 @@ def label_mass(
     one's probability contains it.
 
     Args:
-        result: of some of the request's rows.
-        labels: of these rows; None: of all items.
+        result: the result of some of the request's rows.
+        labels: these rows' labels; None: those of all items.
     """
     columns: list[NDArray[Any]] = []
     if request.trie is None:

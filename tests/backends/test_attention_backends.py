@@ -101,7 +101,7 @@ def test_the_interpreter_computes_no_bfloat16(model, monkeypatch):
 def test_launch_configurations():
     assert config_of(90, 100, 2) is CONFIGS[90, 2][128]
     assert config_of(103, 64, 2) is CONFIGS[90, 2][64]  # 103 is unknown and gets the row of 90
-    assert config_for(CPU, 7, torch.float32).keys == 16
+    assert config_for(CPU, 7, torch.float32).block_n == 16
     with pytest.raises(ValueError, match=r"7\.5; supported: 8\.0"):
         config_of(75, 64, 2)
     with pytest.raises(ValueError, match="head_dim is 257"):
@@ -110,6 +110,6 @@ def test_launch_configurations():
         for dim, config in row.items():
             large = dim == 256 and arch in (89, 90, 120)  # what fits with three stages is slower
             assert (config.num_stages >= 3) == (itemsize == 2 and not large)
-            assert config.steady().shape(3).own == config.keys
-            assert 64 % config.keys == 0  # pages on CUDA
-            assert config.keys % config.own == 0
+            assert config.steady().shape(3).masked_keys == config.block_n
+            assert 64 % config.block_n == 0  # pages on CUDA
+            assert config.block_n % config.masked_n == 0

@@ -1,7 +1,7 @@
-"""Promise: a model directory that is broken in any way is refused with one sentence that says how.
+"""Promise: a model directory that is broken in any way is refused with one sentence that says how,
+and a server of it ends with exit code 78."""
 
-This is the short form, in one process; tests/hostile/test_models.py starts a server for each case.
-"""
+import json
 
 import pytest
 
@@ -14,11 +14,9 @@ from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import read_tokenizer_info
+from support import programs
 from support.broken_models import CASES, broken, make_bases
 from support.slow import slow
-
-# Each of these takes up to seconds of processor time, so only the long form runs them.
-LONG = {f"template-{how}" for how in ("loops", "power", "grows", "brackets")}
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +46,9 @@ def test_what_is_broken_here_was_good(bases, base):
     load(bases[base])
 
 
-NAMES = sorted(CASES.keys() - LONG)
-SHORT = NAMES[::3]
+LONG = {f"template-{how}" for how in ("loops", "power", "grows", "brackets")}  # seconds of CPU time
+NAMES = sorted(CASES)
+SHORT = sorted(CASES.keys() - LONG)[::3]
 
 
 @pytest.mark.parametrize("name", [*SHORT, *slow(*(name for name in NAMES if name not in SHORT))])
@@ -62,3 +61,14 @@ def test_a_broken_directory(bases, tmp_path, name):
     assert len(str(error.value)) < 1000
     for word in case.words:
         assert word in str(error.value)
+
+
+def test_a_server_of_one_says_so_and_ends(bases, tmp_path):
+    directory = broken(CASES["tokenizer.json-dangling"], bases, tmp_path / "model")
+    done = programs.run("serve", directory, "--port", "0", "--dtype", "float32")
+    assert done.returncode == 78
+    log = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert [line for line in log if line["level"] != "info"] == [], "a traceback, or a warning"
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert line.startswith("gpuscore: ")
+    assert "tokenizer.json" in line

@@ -107,14 +107,14 @@ def test_labels_are_classes_and_prompts_are_tokens(tiny_model, rng):
         for wrong in ("not", "Good", "good ", ""):
             with pytest.raises(InvalidRequest) as raised:
                 scorer.score(query, items, labels=["good", wrong])
-            assert raised.value.message == "labels[1] is the name of none of the model's 3 classes"
+            assert raised.value.message == "labels[1] names none of the model's 3 classes"
             assert raised.value.param == "labels[1]"
 
 
 def test_a_name_of_two_classes(tiny_model):
     directory, _ = tiny_model("qwen3_classes", id2label={0: "a", 1: "b", 2: "a"})
     with Scorer(str(directory), max_batch_tokens=512) as scorer:
-        with pytest.raises(InvalidRequest, match="is the name of 2 of the model's 3 classes; send"):
+        with pytest.raises(InvalidRequest, match="names 2 of the model's 3 classes; send"):
             scorer.score([1], [[2]], labels=["a"])
         assert scorer.score([1], [[2]], labels=["b"]).scores.shape == (1, 1)
 
@@ -156,7 +156,7 @@ def edit_config(directory, **fields):
         ({"num_labels": 2}, "num_labels is 2 and id2label has 3 names; supported: equal numbers"),
         ({"id2label": None, "num_labels": 0}, "num_labels must be a positive integer, found 0"),
         ({"is_causal": False}, "is_causal is False; supported: causal models"),
-        ({"architectures": ["Qwen3ForTokenClassification"]}, "Qwen3ForSequenceClassification"),
+        ({"architectures": ["GemmaForTokenClassification"]}, "Qwen3ForSequenceClassification"),
         # The default number of classes.
         ({"id2label": None}, r"score.weight has shape \[3, 48\], config.json asks for \[2, 48\]"),
     ],

@@ -18,8 +18,9 @@ from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import plan_items
 from gpuscore.errors import InvalidRequest
 from gpuscore.text import joining
+from gpuscore.text.candidates import Candidates, apart, candidate_rows, request_of
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.score_input import ScoreInput
+from gpuscore.text.score_input import PromptChecks, ScoreInput
 from gpuscore.types.request import Readouts
 from support.backends import needs_jax
 from support.models import random_ids
@@ -93,7 +94,7 @@ def distributions(model, prompt):
 def distributions_of(model, prompt):
     ids = torch.tensor([prompt])
     with torch.no_grad():
-        if hasattr(model, "score"):
+        if "Sequence" in type(model).__name__:
             logits = model.score(model.model(ids).last_hidden_state)[0]
         else:
             logits = model(ids).logits[0]
@@ -120,7 +121,11 @@ KINDS = [
     ("torch", "qwen3", LABELS),
     ("torch", "qwen3_5", LABELS),
     ("torch", "llama_classes", [0, 1, 2]),
+    ("torch", "gemma2_tokens", [2, 0, 1]),
+    ("torch", "qwen2_prm", [1, 0]),
     pytest.param("jax", "qwen3", LABELS, marks=needs_jax),
+    pytest.param("jax", "llama_tokens", [0, 1, 2], marks=needs_jax),
+    pytest.param("jax", "qwen2_prm", [0, 1], marks=needs_jax),
 ]
 
 
@@ -192,6 +197,72 @@ def test_many_requests_at_once(engine_of, tiny_model, rng):
         assert request.num_rows == len(flat)
 
 
+@pytest.mark.parametrize(("family", "labels"), [("qwen3", LABELS), ("qwen2_prm", [1, 0])])
+def test_ranks(engine_of, tiny_model, rng, family, labels):
+    """Two ranks share a vocabulary; each has the whole of a head over classes."""
+    engine = engine_of(family, device="cpu", tensor_parallel=2, max_batch_tokens=200)
+    _, model = tiny_model(family, max_position_embeddings=CONTEXT)
+    query, items = words(rng, 67), sets(rng)
+    request = asked(engine, query, items, label_token_ids=labels)
+    check(model, query, items, scored(engine, request), labels)
+
+
+def test_after_eviction(engine_of, tiny_model, rng):
+    """Pages whose rows were kept are given to others, and computed again."""
+    engine = engine_of(max_batch_tokens=300, kv_cache_size=2**20)
+    _, model = tiny_model("qwen3", max_position_embeddings=CONTEXT)
+    query, items = words(rng, 300), sets(rng)[:2]
+    prompt, ids = (
+        np.array(words(rng, 200), np.int32),
+        [random_ids(rng, 1 + n % 3) for n in range(199)],
+    )
+    request, whole = asked(engine, query, items), candidates(engine, [prompt], ids)
+    known = distributions(model, prompt.tolist())
+    computed = []
+    for _ in range(2):
+        for _ in range(2):
+            computed.append([engine.score(r).result(120).computed_tokens for r in (request, whole)])
+            check(model, query, items, scored(engine, request))
+            (rows,) = found(engine, [prompt], whole)
+            for row, own, expected in zip(rows, ids, known, strict=False):
+                np.testing.assert_allclose(row, expected[own], atol=1e-4, rtol=0)
+        for _ in range(4):
+            others = asked(engine, words(rng, 900), [[5, MARK]])
+            engine.score(others).result(120)
+    assert computed[0] == computed[2], "all is computed again"
+    assert computed[1] == computed[3]
+    assert min(cold - warm for cold, warm in zip(*computed[:2], strict=True)) > 100
+
+
+def candidates(engine, prompts, ids, start=0):
+    """Return a request for candidates after the tokens of prompts."""
+    chosen = Candidates.read(ids, start, prompts, PromptChecks(engine.limits))
+    made = [chosen.rows(prompt, prompt, every=False) for prompt in prompts]
+    return request_of(prompts, *zip(*made, strict=True), engine.limits)
+
+
+def found(engine, prompts, request, start=0):
+    _, answered = apart(request, engine.score(request).result(120), every=False)
+    rows = (
+        candidate_rows(parts, prompt, start, every=False)
+        for parts, prompt in zip(answered, prompts, strict=True)
+    )
+    return [[*of_prompt] for of_prompt in rows]
+
+
+def test_bits_of_candidates_do_not_depend_on_other_prompts(engine_of, rng):
+    whole = engine_of(deterministic=True, max_batch_tokens=1000)
+    small = engine_of(deterministic=True, max_batch_tokens=150)
+    begin, ids = words(rng, 150), random_ids(rng, 64)
+    prompts = [np.array(begin + words(rng, n), np.int32) for n in (1, 40, 190)]
+    together = found(whole, prompts, candidates(whole, prompts, ids, 100), 100)
+    for engine in (whole, small):
+        for prompt, rows in zip(prompts, together, strict=True):
+            for _ in range(2):  # cold and cached
+                alone = found(engine, [prompt], candidates(engine, [prompt], ids, 100), 100)
+                np.testing.assert_array_equal(alone[0], rows)
+
+
 def test_bits_do_not_depend_on_other_items(engine_of, rng):
     whole = engine_of(deterministic=True, max_batch_tokens=600)
     small = engine_of(deterministic=True, max_batch_tokens=150)
@@ -231,23 +302,23 @@ def a_row_too_early(monkeypatch):
 
 
 def labels_of_the_next_row(monkeypatch):
-    draft = runner.draft_batch
+    build = runner.build_batch
 
     def rolled(*given):
-        batch = draft(*given)
+        batch = build(*given)
         return changed(batch, label_token_ids=np.roll(batch.label_token_ids, 1))
 
-    monkeypatch.setattr(runner, "draft_batch", rolled)
+    monkeypatch.setattr(runner, "build_batch", rolled)
 
 
 def rows_of_the_query(monkeypatch):
-    draft = runner.draft_batch
+    build = runner.build_batch
 
     def earlier(*given):
-        batch = draft(*given)
+        batch = build(*given)
         return changed(batch, score_rows=np.minimum(batch.score_rows, batch.cu_seqlens[1] - 1))
 
-    monkeypatch.setattr(runner, "draft_batch", earlier)
+    monkeypatch.setattr(runner, "build_batch", earlier)
 
 
 @pytest.mark.parametrize("plant", [a_row_too_early, labels_of_the_next_row, rows_of_the_query])

@@ -11,7 +11,14 @@ from gpuscore.errors import UsageError
 from gpuscore.measure.apis import APIS
 from gpuscore.measure.arguments import APIS as NAMED_APIS
 from gpuscore.measure.arguments import SCENARIOS as NAMED
-from gpuscore.measure.scenarios import IN_FLIGHT, SCENARIOS, BenchRequest, Draws, text_scenario
+from gpuscore.measure.scenarios import (
+    IN_FLIGHT,
+    MARK,
+    SCENARIOS,
+    BenchRequest,
+    Draws,
+    text_scenario,
+)
 from gpuscore.measure.workload import SENTENCES
 
 VOCAB = 5000
@@ -45,6 +52,8 @@ def test_a_default_server_admits_as_many_as_are_in_flight():
         ("concurrency", "10 x 180, 1,024 in flight", 2000, 120, 10, 180),
         ("poisson", "Poisson 70/s", 8400, 120, 10, 180),
         ("latency", "scoring", 20, 120, 1, 180),
+        ("setwise", "sets", 1, 2000, 100, 210),
+        ("setwise", "single", 1000, 2000, 1, 21),
     ],
 )
 def test_lengths_are_those_of_the_reports(name, way, count, query, items, item):
@@ -53,6 +62,21 @@ def test_lengths_are_those_of_the_reports(name, way, count, query, items, item):
     assert {len(request.query) for request in drawn} == {query}
     assert len(drawn[0].items) == items
     assert {len(ids) for request in drawn for ids in request.items} == {item}
+
+
+def test_sets_are_read_after_each_candidate():
+    (drawn,) = requests("setwise", "sets")
+    assert all(
+        [place for place, id in enumerate(ids) if id == MARK] == [*range(20, 210, 21)]
+        for ids in drawn.items
+    )
+    assert MARK not in drawn.query
+    body = json.loads(APIS["score"].encode(drawn, "m"))
+    assert body["score_extraction_token_id"] == MARK
+    rows = [[[0.5, 0.25]] * 10] * 100
+    assert len(APIS["score"].read(json.dumps({"scores": rows}).encode(), drawn)) == 1000
+    with pytest.raises(ValueError, match="999 rows of scores"):
+        APIS["score"].read(json.dumps({"scores": [*rows[1:], rows[0][1:]]}).encode(), drawn)
 
 
 def test_nothing_is_drawn_twice_except_static_tokens():

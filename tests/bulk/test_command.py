@@ -11,8 +11,10 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gpuscore import Scorer
 from gpuscore.commands.bulk import command
 from gpuscore.commands.bulk.command import Progress, run_job
 from gpuscore.commands.cli import main
@@ -21,6 +23,7 @@ from support.batch_jobs import (
     OUTPUTS,
     Killed,
     check,
+    encoder,
     fake_model,
     make_rows,
     read_jsonl,
@@ -248,6 +251,35 @@ def test_requests_answered_with_an_error_count_as_bad(ended, tmp_path):
         assert said == [f"rows in {share}.jsonl: 4", "answers with an error: 1"]
         assert ("1 of 4 rows are bad" in told) == (code == 1)
         assert len(read_jsonl(tmp_path / f"{share}.jsonl")) == 4
+
+
+def test_requests_for_several_rows_of_a_text(tmp_path):
+    """They get what Scorer returns."""
+    query, items = "query: a lamp\n", ["A blue lamp.\nA red rug.\n", "It.\n"]
+    prompt, ids = [5, 6, 7, 8], [[3, 9], [], [4]]
+    bodies = {
+        "/v1/score": {"query": query, "items": items, "labels": ["yes", "no"]}
+        | {"score_extraction_token": ".\n"},
+        "/v1/completions": {"prompt": prompt, "max_tokens": 0, "echo": True}
+        | {"prompt_logprob_token_ids": ids},
+    }
+    lines = [
+        {"custom_id": url, "method": "POST", "url": url, "body": body}
+        for url, body in bodies.items()
+    ]
+    source, output = write_jsonl(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    asked = ["--requests", "--input", str(source), "--output", str(output)]
+    assert main(["batch", "demo", *asked, *QUICK]) == 0
+    scored, completed = (line["response"]["body"] for line in read_jsonl(output))
+    (token,) = encoder().plain_ids(".\n").tolist()
+    with Scorer("demo", threads=1) as scorer:
+        rows = scorer.score(query, items, labels=["yes", "no"], extraction_token_id=token)
+        after = scorer.logprobs(prompt, ids)
+    assert [*map(len, scored["scores"])] == np.diff(rows.offsets).tolist() == [2, 1]
+    np.testing.assert_allclose(np.concatenate(scored["scores"]), rows.scores, rtol=1e-5)
+    (choice,) = completed["choices"]
+    for got, expected in zip(choice["prompt_token_id_logprobs"], after, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("share", ["2", "-0.1", "nan", "1%"])

@@ -82,6 +82,34 @@ def test_a_method_returns_its_routes_answer(url, call, method):
         assert read[name] == told[name]
 
 
+SETS = [" a blue lamp.\n a red rug.\n", " it.\n"]
+READ = {
+    "score": ((QUERY, SETS), {"labels": LABELS, "score_extraction_token": ".\n"}),
+    "completions": (
+        ([[5, 6, 7, 8]],),
+        {"max_tokens": 0, "echo": True, "prompt_logprob_token_ids": [[3, 9], [], [4]]},
+    ),
+}
+
+
+@pytest.mark.parametrize("method", READ)
+def test_several_rows_of_a_text(url, call, method):
+    path, body, _ = BODIES[method]
+    arguments, fields = READ[method]
+    names = {"score": ("query", "items"), "completions": ("prompt",)}[method]
+    body = dict(zip(names, arguments, strict=True)) | fields
+    key = {"Authorization": f"Bearer {KEY}".encode()}
+    told = httpx.post(url + path, json=body, headers=key).json()
+    answer = call(url, method, *arguments, **fields)
+    if method == "score":
+        assert [*map(len, answer.scores)] == [2, 1]
+        assert answer.scores == told["scores"]
+    else:
+        (choice,) = answer.choices
+        assert [*map(len, choice.prompt_token_id_logprobs)] == [2, 0, 1]
+        assert choice.prompt_token_id_logprobs == told["choices"][0]["prompt_token_id_logprobs"]
+
+
 def test_arrays_are_lists(url, call):
     query, items = np.arange(9), [np.array([5, 6, 7]), [8], [np.int64(9), 9], np.int32([3])]
     plain = call(url, "score", [*range(9)], [[5, 6, 7], [8], [9, 9], [3]], label_token_ids=[1, 2])
@@ -231,7 +259,7 @@ PACKED = gzip.compress(b'{"data": []}')  # is not unpacked
 @pytest.mark.parametrize("content", [*NO_ANSWERS, PACKED], ids=range(7))
 def test_what_is_no_answer(call, content):
     packed = ["Content-Encoding: gzip"] if content is PACKED else []
-    answer, raises = whole(content, *packed), pytest.raises(BadAnswer, match="no _Models")
+    answer, raises = whole(content, *packed), pytest.raises(BadAnswer, match="not a _Models")
     with answering(lambda: [answer]) as server, raises as caught:
         call(server.url, "models")
     assert str(caught.value).isprintable()

@@ -149,7 +149,7 @@ def test_info_of_a_model_that_cannot_be_served_still_shows_them(capsys, monkeypa
 def test_a_model_from_the_environment(tmp_path, monkeypatch, capsys):
     """The file holds keys of the server, which batch checks and does not use."""
     path = tmp_path / "gpuscore.toml"
-    path.write_text('model = "/no/such"\nport = 80\nthreads = 1\n')
+    path.write_text('model = "/no/such"\nport = 80\nthreads = 1\nmax_batch_tokens = 512\n')
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"item": "a"}\n')
     output = ["--output", str(tmp_path / "scored.jsonl")]
@@ -157,9 +157,9 @@ def test_a_model_from_the_environment(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GPUSCORE_CONFIG", str(path))
     assert main(words) == 78
     assert "/no/such" in capsys.readouterr().err
-    monkeypatch.setenv("GPUSCORE_MODEL", "demo")
-    assert main(words) == 0
-    assert "scored.jsonl: 1" in capsys.readouterr().out
+    done = run(*words, GPUSCORE_MODEL="demo")
+    assert done.returncode == 0, done.stderr
+    assert "scored.jsonl: 1" in done.stdout
 
 
 def test_serve_binds_the_port_of_the_environment(tmp_path):

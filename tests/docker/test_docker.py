@@ -1,19 +1,21 @@
 """Promise: the images' files hold what can be checked without building them. `make image-test`
 builds and runs the images."""
 
-import http.client
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from support import programs
+from support.serving import serving
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "docker" / "locks"
@@ -164,9 +166,13 @@ def test_the_shipped_stage_is_confined_and_watched(dockerfile):
     assert "'/livez'" in health
 
 
-def started(dockerfile, folder, *arguments, **variables):
-    """Return command and environment of `docker run -e variables IMAGE arguments`, with this
-    environment's gpuscore. `exec` in the script keeps process 1 the one that signals reach."""
+# Prints its process id and arguments, in the place of gpuscore.
+SHOWS = "#!/bin/sh\necho $$\nprintf '%s\\n' \"$@\"\n"
+
+
+def command_of(dockerfile, folder, *arguments):
+    """Return the words of gpuscore that `docker run IMAGE arguments` runs, and the image's
+    settings. `exec` in the script keeps process 1 the one that signals reach."""
     lines = last_stage(dockerfile)
     chosen = {line.split()[0]: line for line in lines if line.startswith(("ENTRYPOINT", "CMD"))}
     entrypoint, command = (
@@ -178,42 +184,40 @@ def started(dockerfile, folder, *arguments, **variables):
             assert Path(target).parent == Path("/opt/gpuscore/bin")  # which is on the image's PATH
             shutil.copy(ROOT / source, folder / Path(target).name)
             assert f"!{source}" in (ROOT / ".dockerignore").read_text().splitlines()
-    (folder / "gpuscore").symlink_to(Path(sys.executable).with_name("gpuscore"))
+    (folder / "gpuscore").write_text(SHOWS)
+    (folder / "gpuscore").chmod(0o755)
+    words = [str(folder / entrypoint[0]), *entrypoint[1:], *(arguments or command)]
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    with subprocess.Popen(words, env=path, stdout=subprocess.PIPE, text=True) as process:
+        pid, *shown = process.stdout.read().splitlines()
+    assert int(pid) == process.pid
     pairs = [
         pair.split("=", 1) for line in lines if line.startswith("ENV") for pair in line.split()[1:]
     ]
-    given = {name: value for name, value in pairs if name.startswith("GPUSCORE_")}
-    given |= {"PATH": f"{folder}:{os.environ['PATH']}"} | variables
-    return [str(folder / entrypoint[0]), *entrypoint[1:], *(arguments or command)], given
+    return shown, {name: value for name, value in pairs if name.startswith("GPUSCORE_")}
 
 
 @pytest.mark.parametrize("arguments", [("serve", "demo"), ("--model", "demo")])
 @pytest.mark.parametrize("dockerfile", IMAGES)
 def test_every_way_to_serve_binds_more_than_loopback(dockerfile, arguments, tmp_path):
     """Without a key, which the address needs, the server refuses to start."""
-    command, variables = started(dockerfile, tmp_path, *arguments)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    command, variables = command_of(dockerfile, tmp_path, *arguments)
+    done = programs.run(*command, **variables)
     assert done.returncode == 78, done
     assert "--host 0.0.0.0" in done.stderr
     assert "GPUSCORE_API_KEY" in done.stderr
 
 
-def test_a_model_by_option_or_by_variable_answers_on_all_addresses(tmp_path):
+@pytest.mark.parametrize(("arguments", "model"), [(("--model", "demo"), ""), ((), "demo")])
+def test_a_model_by_option_or_by_variable_answers_on_all_addresses(tmp_path, arguments, model):
     """127.0.0.2 leads to this machine, too, but not to a server on 127.0.0.1."""
-    for arguments, model in ((("--model", "demo"), ""), ((), "demo")):
-        folder = tmp_path / f"bin{len(arguments)}"
-        folder.mkdir()
-        variables = {"GPUSCORE_API_KEY": "k" * 32, "GPUSCORE_PORT": "0", "GPUSCORE_MODEL": model}
-        command, variables = started("Dockerfile.cpu", folder, *arguments, **variables)
-        with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                ready = next(line for line in server.stdout if "ready on" in line)
-                port = int(re.search(r"ready on http://0\.0\.0\.0:(\d+)", ready)[1])
-                connection = http.client.HTTPConnection("127.0.0.2", port, timeout=60)
-                connection.request("GET", "/v1/models", headers={"X-API-Key": "k" * 32})
-                answer = connection.getresponse()
-                assert answer.status == 200, answer.read()
-                assert json.load(answer)["data"][0]["id"] == "demo"
-                connection.close()
-            finally:
-                server.terminate()
+    (serve, *flags), variables = command_of("Dockerfile.cpu", tmp_path, *arguments)
+    assert serve == "serve"
+    variables |= {"GPUSCORE_API_KEY": "k" * 32, "GPUSCORE_PORT": "0", "GPUSCORE_MODEL": model}
+    variables["GPUSCORE_MAX_BATCH_TOKENS"] = "512"
+    with serving(*flags, port=(), environment=variables) as server:
+        address, port = server.address
+        assert address == "0.0.0.0"
+        headers = {"X-API-Key": "k" * 32}
+        answer = httpx.get(f"http://127.0.0.2:{port}/v1/models", headers=headers)
+        assert answer.json()["data"][0]["id"] == "demo"

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from gpuscore.engine.jobs import draft_batch
+from gpuscore.engine.jobs import build_batch
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.types.batch import BackendLimits, visible_rows
@@ -42,7 +42,7 @@ def test_as_two_segments(seed):
 def batches_of(request, limits):
     scheduler, batches = Scheduler(limits), []
     scheduler.add(plan_items(request, scheduler.limits))
-    while shares := scheduler.next_batch():
-        batches.append(draft_batch(shares, limits))
-        scheduler.succeeded(shares)
+    while chunks := scheduler.schedule():
+        batches.append(build_batch(chunks, limits))
+        scheduler.succeeded(chunks)
     return batches

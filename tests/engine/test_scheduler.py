@@ -229,12 +229,12 @@ def test_out_of_memory_halves_the_batches_and_they_recover():
     for ticket in tickets:
         check(ticket)
     assert runner.counters().oom_retried >= 3
-    assert runner.scheduler.budget < 256
+    assert runner.scheduler.token_budget < 256
     limit[0] = 1000
     later = submit(runner, request_of(rng, 60, [9] * 1500))
     run(runner)
     check(later)
-    assert runner.scheduler.budget == 256
+    assert runner.scheduler.token_budget == 256
 
 
 @pytest.mark.parametrize("failing", range(1, 12))

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from gpuscore.engine import jobs, plan, scheduler, states
-from gpuscore.engine.jobs import Share
+from gpuscore.engine.jobs import ScheduledChunk
 from gpuscore.engine.pages import PagePool, PageRows
 from gpuscore.engine.plan import Plan
 from gpuscore.engine.scheduler import Scheduler
@@ -55,7 +55,7 @@ def simulate_states(*seeds):
 @pytest.fixture
 def close_states(monkeypatch):
     """Keep states in the middle of the worlds' queries, which are short."""
-    monkeypatch.setattr(states, "SPACING", 4)
+    monkeypatch.setattr(states, "MIN_SPACING", 4)
 
 
 @pytest.mark.parametrize("first", [0, *slow(*range(BLOCK, SEEDS, BLOCK))])
@@ -77,24 +77,24 @@ def test_a_seed_replays_exactly():
         assert (first.backend.slots == second.backend.slots).all()
 
 
-def taken_back(job):
-    """Return the chunks of long items that taking back a job's work now would undo, in order."""
-    return [share.long for share in job.running if share.valid and share.long]
+def rescheduled_chunks(job):
+    """Return the chunks of long items that rescheduling a job now would undo, in order."""
+    return [chunk.long for chunk in job.in_flight if chunk.valid and chunk.long]
 
 
 def test_the_worlds_hold_failing_chunks_of_long_items(monkeypatch):
     """The worlds contain an item that resumes at the failed chunk, and one whose pages the next
     item has overwritten."""
-    take_back = Scheduler.take_back
+    reschedule = Scheduler.reschedule
     seen = Counter()
 
     def counted(self, job):
-        chunks = taken_back(job)
-        if chunks and chunks[0][1] > 0:
-            seen["overwritten" if chunks[0][0] != chunks[-1][0] else "goes on"] += 1
-        take_back(self, job)
+        chunks = rescheduled_chunks(job)
+        if chunks and chunks[0].start > job.shared_length:
+            seen["overwritten" if chunks[0].item != chunks[-1].item else "goes on"] += 1
+        reschedule(self, job)
 
-    monkeypatch.setattr(Scheduler, "take_back", counted)
+    monkeypatch.setattr(Scheduler, "reschedule", counted)
     for seed in range(500):
         if seed % 3:  # every third seed has no faults
             simulate(seed)
@@ -104,15 +104,15 @@ def test_the_worlds_hold_failing_chunks_of_long_items(monkeypatch):
 
 
 def shared_before_collect(monkeypatch):
-    take = Scheduler.take_pages
+    allocate = Scheduler.allocate
 
     def early(self, job):
-        taken = take(self, job)
-        if taken:
-            self.publish(job, job.cut)
-        return taken
+        allocated = allocate(self, job)
+        if allocated:
+            self.publish(job, job.query_length)
+        return allocated
 
-    monkeypatch.setattr(Scheduler, "take_pages", early)
+    monkeypatch.setattr(Scheduler, "allocate", early)
 
 
 def a_reference_is_lost(monkeypatch):
@@ -164,44 +164,44 @@ def tenants_share_pages(monkeypatch):
 
 def what_ran_meanwhile_counts(monkeypatch):
     """Accept the result of a batch that read the pages of a failed one."""
-    take_back = Scheduler.take_back
+    reschedule = Scheduler.reschedule
 
     def without_epoch(self, job):
-        take_back(self, job)
+        reschedule(self, job)
         job.epoch -= 1
 
-    monkeypatch.setattr(Scheduler, "take_back", without_epoch)
+    monkeypatch.setattr(Scheduler, "reschedule", without_epoch)
 
 
 def the_failed_chunk_of_a_long_item_is_left_out(monkeypatch):
-    """Take back the work, but not far enough."""
-    take_back = Scheduler.take_back
+    """Reschedule, but not far enough."""
+    reschedule = Scheduler.reschedule
 
     def too_late(self, job):
-        chunks = taken_back(job)
-        take_back(self, job)
-        if chunks and not job.removed and chunks[0][0] == chunks[-1][0]:
-            job.long_done = chunks[0][2]
+        chunks = rescheduled_chunks(job)
+        reschedule(self, job)
+        if chunks and not job.removed and chunks[0].item == chunks[-1].item:
+            job.long_scheduled = chunks[0].stop
 
-    monkeypatch.setattr(Scheduler, "take_back", too_late)
+    monkeypatch.setattr(Scheduler, "reschedule", too_late)
 
 
 def pages_that_the_next_long_item_took_are_believed(monkeypatch):
-    take_back = Scheduler.take_back
+    reschedule = Scheduler.reschedule
 
     def trusting(self, job):
-        chunks = taken_back(job)
-        take_back(self, job)
+        chunks = rescheduled_chunks(job)
+        reschedule(self, job)
         if chunks:
-            job.long_done = chunks[0][1]
+            job.long_scheduled = chunks[0].start
 
-    monkeypatch.setattr(Scheduler, "take_back", trusting)
+    monkeypatch.setattr(Scheduler, "reschedule", trusting)
 
 
 def rows_of_a_later_chunk_land_at_the_start(monkeypatch):
-    spans = Share.spans.fget
+    spans = ScheduledChunk.spans.fget
     moved = property(lambda self: [(item, 0, count) for item, _, count in spans(self)])
-    monkeypatch.setattr(Share, "spans", moved)
+    monkeypatch.setattr(ScheduledChunk, "spans", moved)
 
 
 def rows_that_come_twice_count_twice(monkeypatch):
@@ -214,10 +214,10 @@ def rows_that_come_twice_count_twice(monkeypatch):
 def a_chunk_that_was_not_finite_is_left_out(monkeypatch):
     retry_chunk = Scheduler.retry_chunk
 
-    def too_late(self, share):
-        retry_chunk(self, share)
-        if share.long is not None:
-            share.job.long_done = share.long[2]
+    def too_late(self, chunk):
+        retry_chunk(self, chunk)
+        if chunk.long is not None:
+            chunk.job.long_scheduled = chunk.long.stop
 
     monkeypatch.setattr(Scheduler, "retry_chunk", too_late)
 
@@ -225,10 +225,10 @@ def a_chunk_that_was_not_finite_is_left_out(monkeypatch):
 def a_chunk_of_a_query_that_was_not_finite_is_left_out(monkeypatch):
     retry_chunk = Scheduler.retry_chunk
 
-    def too_late(self, share):
-        retry_chunk(self, share)
-        if share.long is None:
-            share.job.query_done = share.query[1]
+    def too_late(self, chunk):
+        retry_chunk(self, chunk)
+        if chunk.long is None:
+            chunk.job.query_scheduled = chunk.query[1]
 
     monkeypatch.setattr(Scheduler, "retry_chunk", too_late)
 
@@ -304,14 +304,14 @@ def test_a_planted_bug_is_found(monkeypatch, plant):
 
 
 def a_failed_chunk_goes_on_with_the_state_that_it_overwrote(monkeypatch):
-    take_back = Scheduler.take_back
+    reschedule = Scheduler.reschedule
 
     def going_on(self, job):
-        starts = [share.query[0] for share in job.running if share.valid]
-        take_back(self, job)
-        job.query_done = min([job.cut, *starts])
+        starts = [chunk.query[0] for chunk in job.in_flight if chunk.valid]
+        reschedule(self, job)
+        job.query_scheduled = min([job.query_length, *starts])
 
-    monkeypatch.setattr(Scheduler, "take_back", going_on)
+    monkeypatch.setattr(Scheduler, "reschedule", going_on)
 
 
 def a_long_item_goes_on_with_the_state_that_it_overwrote(monkeypatch):

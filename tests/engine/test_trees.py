@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.plan import LEAST, MAX_DEPTH, plan_items
+from gpuscore.engine.plan import MAX_DEPTH, MIN_SHARED, plan_items
 from gpuscore.types.request import ScoreRequest
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
@@ -14,7 +14,7 @@ ROOM = 10**6
 
 
 def plan_of(request, most=ROOM):
-    return plan_items(request, replace(TapeBackend().limits, max_tokens=most), parts=1)
+    return plan_items(request, replace(TapeBackend().limits, max_tokens=most), families_per_batch=1)
 
 
 def request_of(items, query=(1, 2, 3)):
@@ -99,7 +99,7 @@ def test_random_items_with_many_beginnings():
     "items",
     [
         [[1] * 15 + [2], [1] * 15 + [3]],  # saves 15 tokens
-        [[1] * (LEAST - 1) + [n] for n in range(9)],
+        [[1] * (MIN_SHARED - 1) + [n] for n in range(9)],
         [[1] * 30 + [2] * 150, [1] * 30 + [3] * 150],  # for many rows
         [[1] * 30],
         [[n, *[1] * 30] for n in range(50)],  # only ends are shared

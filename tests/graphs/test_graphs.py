@@ -28,6 +28,7 @@ from graphs.device import device
 from graphs.models import started
 
 SMALL = QWEN3_06B | {"num_hidden_layers": 3, "max_position_embeddings": 1024}
+PRM = SMALL | {"architectures": ["Qwen2ForProcessRewardModel"], "model_type": "qwen2"}
 SETTINGS = {"cuda_graph_tokens": 48, "max_batch_tokens": 1024}
 LABELS = [9693, 2152]
 
@@ -122,6 +123,7 @@ MIXED |= {f"aten::{name}": 1 for name in ROUTED}
     [
         (SMALL, LAYER, "triton"),
         (SMALL, LAYER | {"triton extend_attention_kernel": 0, "aten::zero_": 1}, "fa4"),
+        (PRM, LAYER | {"aten::mm": 3, "aten::addmm": 1}, "triton"),  # its head has two layers
         *slow(
             (MIXTURE | {"num_experts": 16}, MIXED, "triton"),
             (LLAMA_8B | {"num_hidden_layers": 3}, LAYER, "triton"),

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from support.connections import canary, connected, score
-from support.models import make_model
 from support.serving import RunningServer, serving
 from support.vitals import Patient
 
 DESCRIPTORS = 8192  # thousands of connections: a limit of the tests that the servers inherit
 TIMES = ("--client-timeout", "1", "--keep-alive-timeout", "3")
-LIMITS = ("--max-body-bytes", "1048576")
 NAMES = ("--allowed-hosts", "*")  # of changed requests
 WARM = 8  # concurrent requests that make the server start all of its threads
 
@@ -33,24 +31,16 @@ def _many_descriptors() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a tiny model with a tokenizer."""
-    directory = tmp_path_factory.mktemp("attacked")
-    make_model(directory, "llama")
-    return directory
-
-
-@pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file to which `server` writes its standard error, one JSON object per line."""
     return tmp_path_factory.mktemp("log") / "log"
 
 
 @pytest.fixture(scope="session")
-def server(model: Path, log: Path) -> Iterator[RunningServer]:
-    """A server without a key, with short timeouts and a low limit for bodies; it logs to the
-    fixture `log`."""
-    with serving(model, "--threads", "1", *TIMES, *LIMITS, *NAMES, log=log, fork=False) as running:
+def server(log: Path) -> Iterator[RunningServer]:
+    """A server of the demo model without a key, with short timeouts."""
+    flags = ("--threads", "1", "--no-log-requests", *TIMES, *NAMES)
+    with serving("demo", *flags, log=log, fork=False) as running:
         yield running
 
 
@@ -74,9 +64,9 @@ def patient_of() -> Iterator[Callable[..., Patient]]:
         client.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def patient(server: RunningServer, patient_of: Callable[..., Patient]) -> Patient:
-    """The `Patient` of `server`."""
+    """The `Patient` of `server`, as it is before the test."""
     return patient_of(server)
 
 

@@ -1,18 +1,22 @@
-"""Promise: no flood of bytes, however it is framed, delays a probe or takes memory.
+"""Promise: no flood of bytes, however it is framed, and no thousands of idle connections delay a
+probe or take memory.
 
 Each flood comes from a process of its own, over connections that it reopens when the server closes
 them. Before the server took turns between connections, /health waited 15 seconds during a flood of
 pipelines and 3 during one of one-byte chunks, and trailers took 400 MB within seconds.
 """
 
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Event
 
 import pytest
 
-from support.connections import canary, connected
-from support.floods import flooding, probe, sent_by
-from support.serving import serving
-from support.vitals import MIB, Patient
+from support.connections import connected
+from support.floods import flooding, probe, sent_by, slowest
+from support.vitals import MIB
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 
@@ -20,16 +24,8 @@ SECONDS = 8
 # Seconds that the median probe and the slowest may take. Ten times what it takes without a flood is
 # allowed too, because the machine may be slow and busy with other work.
 USUAL, LATE, FACTOR = 0.5, 1.0, 10
-TIMES = ("--client-timeout", "1")
-
-
-@pytest.fixture(scope="module")
-def flooded():
-    with (
-        serving("demo", "--threads", "1", "--no-log-requests", *TIMES, fork=False) as server,
-        connected(server) as http,
-    ):
-        yield server, http
+FLOODED, IDLE = 20 * MIB, 64 * MIB  # memory during a flood, and for all idle connections
+CONNECTIONS = 2_000
 
 
 @pytest.mark.parametrize(
@@ -42,10 +38,8 @@ def flooded():
     ],
 )
 def test_probes_are_answered_and_memory_stays(
-    flooded, record_property, kind, width, megabytes, least
+    server, patient, record_property, kind, width, megabytes, least
 ):
-    server, http = flooded
-    patient = Patient(server.process.pid, lambda: canary(http))
     calm = sorted(probe(server.address) for _ in range(50))
     flood = flooding(kind, server.address, width, SECONDS, megabytes)
     took, most, end = [], 0, time.monotonic() + SECONDS
@@ -56,14 +50,47 @@ def test_probes_are_answered_and_memory_stays(
     sent = sent_by(flood)
     patient.check(kind)
     took.sort()
-    median, late = (1e3 * took[len(took) * part // 100] for part in (50, 99))
-    record_property(
-        "said",
-        f"{kind}: /health in {median:.0f} ms (median of {len(took)}), {late:.0f} (99 %), "
-        f"{1e3 * took[-1]:.0f} (longest); before it {1e3 * calm[25]:.0f}; "
-        f"{most / MIB:+.0f} MiB at most; {sent}",
-    )
-    assert took[len(took) // 2] < USUAL + FACTOR * calm[25]
+    usual, median, late = calm[25], took[len(took) // 2], took[len(took) * 99 // 100]
+    probes = f"{1e3 * median:.0f}, {1e3 * late:.0f} and {1e3 * took[-1]:.0f} ms of {len(took)}"
+    said = f"/health: median, 99 % and longest {probes}; before {1e3 * usual:.0f}"
+    record_property("said", f"{kind}: {said}; {most / MIB:+.0f} MiB at most; {sent}")
+    assert median < USUAL + FACTOR * usual
     assert took[-1] < LATE + FACTOR * calm[-1]
-    assert most < 20 * MIB
+    assert most < FLOODED
     assert sent.answers >= least, sent
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"POST /v1/score HTTP/1.1\r\nHost: a\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n",  # then the connection stays open
+    ],
+    ids=["nothing", "half a head", "a request"],
+)
+def test_idle_connections(server, patient, said):
+    """They arrive at once; while they are open others are served, and the server ends them."""
+
+    def asked():  # on a connection that is open already
+        start = time.monotonic()
+        assert client.get("/health").status_code == 200
+        return time.monotonic() - start
+
+    arrived = Event()
+    with connected(server) as client, ExitStack() as opened, ThreadPoolExecutor(1) as other:
+        asked()
+        probing = other.submit(slowest, asked, lambda: not arrived.is_set())
+        idle = []
+        for _ in range(CONNECTIONS):
+            idle.append(opened.enter_context(socket.create_connection(server.address, timeout=10)))
+            idle[-1].sendall(said)
+        began = time.monotonic()
+        assert patient.grew() < IDLE
+        arrived.set()
+        assert probing.result() < LATE
+        for connection in idle:
+            while connection.recv(4096):  # times out if the server never closes
+                pass
+        assert time.monotonic() - began < 30
+    patient.check(f"{CONNECTIONS} idle connections")

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from gpuscore.dialects.table import DIALECT_OF
+from support.floods import TELLING, UPGRADE
 from support.serving import RunningServer
 from support.vitals import Patient
 
 pytestmark = pytest.mark.hostile
 
 STREAMS, SEED = 2_000, 14  # of changed requests, and as many with changed bodies
-LATEST = 8.0  # seconds between two bytes, over all deadlines of the server of this folder
+LATEST = 8.0  # seconds between two bytes, over all deadlines of `server`
 BODY = b'{"items":[[5]],"label_token_ids":[3]}'
 LENGTH = b"Content-Length: %d\r\n\r\n"
 SIZED = LENGTH % len(BODY) + BODY
@@ -29,19 +30,10 @@ CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n%x;a=b\r\n%s\r\n0\r\nX-Sum: 1\r\n\r
     len(BODY),
     BODY,
 )
-UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAM\r\n"
 SCORE = b"POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 GOOD = (SCORE + SIZED, SCORE + CHUNKS, SCORE + UPGRADE + SIZED, SCORE + UPGRADE + CHUNKS, GET)
 LAST = b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-# What means something to a parser.
-PIECES = (
-    *(b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"%", b"#", b"\x7f", b"\xff"),
-    *(b"\r\n\r\n", b"0\r\n\r\n", b"ffffffffffffffff", b"HTTP/1.0", b"HTTP/2.0", b"chunked"),
-    *(b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"Host: b\r\n", UPGRADE),
-    *(b"Connection: close\r\n", b"X-Request-Id: a\r\n", b"A" * 300, b"a: b\r\n" * 99),
-    *(b'"', b"{", b"[[", b"null", b"-1", b"1e400", b"0.5", b"\\ud800", b"true", b'"":'),
-)
 EXAMPLES = [(path.encode(), json.dumps(kind.example).encode()) for path, kind in DIALECT_OF.items()]
 ANSWER = re.compile(rb"HTTP/1\.1 ([1-5][0-9]{2}) [ -~]*\r\n((?:[!-9;-~]+: [ -~]*\r\n)*)\r\n")
 SIZE = re.compile(rb"content-length: ([0-9]+)")
@@ -56,7 +48,7 @@ def streams() -> Iterator[bytes]:
         for _ in range(rng.randint(1, 4)):
             start = rng.randrange(len(data) + 1)
             end = start + rng.choice((0, 1, 2, 8, 40))
-            new = rng.choice((rng.choice(PIECES), data[start:end] * 2, b"", rng.randbytes(3)))
+            new = rng.choice((rng.choice(TELLING), data[start:end] * 2, b"", rng.randbytes(3)))
             data = data[:start] + new + data[end:]
         return data
 

@@ -7,12 +7,13 @@ at first, 4 MB of nulls took 500 MB, and 90 KB of ids 300 MB.
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from support.connections import connected
-from support.floods import probe
+from support.floods import probe, slowest
 from support.serving import children, serving
 from support.vitals import MIB
 
@@ -95,12 +96,6 @@ BODIES = {  # name -> the route, and what makes the body; as large as the limits
 }
 
 
-def reset(pid):
-    """Forget the most memory that a process has had, and return what it has."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-    return memory(pid, "VmRSS")
-
-
 def memory(pid, name):
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split(f"{name}:")[1].split()[0]) * 1024
@@ -108,6 +103,7 @@ def memory(pid, name):
 
 @pytest.fixture(scope="module")
 def served():
+    """Yield a server, its client, and the seconds of the slowest probe without a request."""
     with (
         serving("demo", "--threads", "1", "--no-log-requests", fork=False) as server,
         connected(server) as http,
@@ -115,7 +111,8 @@ def served():
         http.timeout = 300
         for path, body in (BODIES[LISTS], BODIES["texts"]):  # the largest batches
             post(http, path, body())
-        yield server, http
+        end = time.monotonic() + 2
+        yield server, http, slowest(partial(probe, server.address), lambda: time.monotonic() < end)
 
 
 def post(http, path, body):
@@ -125,33 +122,19 @@ def post(http, path, body):
     return reply.status_code
 
 
-@pytest.fixture(scope="module")
-def usual(served):
-    """Seconds of the slowest probe without a request."""
-    end = time.monotonic() + 2
-    return late(served[0].address, lambda: time.monotonic() < end)
-
-
-def late(address, busy):
-    """Return the seconds of the slowest probe while `busy` is true, and of one at least."""
-    slowest = probe(address)
-    while busy():
-        time.sleep(0.02)
-        slowest = max(slowest, probe(address))
-    return slowest
-
-
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_costs_its_bytes_and_delays_no_probe(served, usual, record_property, name):
-    (server, http), (path, make) = served, BODIES[name]
+def test_a_body_costs_its_bytes_and_delays_no_probe(served, record_property, name):
+    server, http, usual = served
+    path, make = BODIES[name]
     body, own = make(), server.process.pid
     engines = children(own)  # an engine's level is the most that it had: its largest batch
-    before = reset(own) + sum(memory(pid, "VmHWM") for pid in engines)
+    Path(f"/proc/{own}/clear_refs").write_text("5")  # forget the most that it had
+    before = memory(own, "VmRSS") + sum(memory(pid, "VmHWM") for pid in engines)
     with ThreadPoolExecutor(1) as sender:
         sent = sender.submit(post, http, path, body)
-        slowest = late(server.address, lambda: not sent.done())
+        late = slowest(partial(probe, server.address), lambda: not sent.done())
         status, most = sent.result(), sum(memory(pid, "VmHWM") for pid in (own, *engines)) - before
-    said = f"{len(body) / MIB:.2f} MiB took {most / MIB:.0f} MiB, {status}; a probe {slowest:.3f} s"
+    said = f"{len(body) / MIB:.2f} MiB took {most / MIB:.0f} MiB, {status}; a probe {late:.3f} s"
     record_property("said", f"{path} {name}: {said}")
     assert most <= TIMES * len(body) + BESIDE, said
-    assert slowest <= max(LATE, FACTOR * usual), said
+    assert late <= max(LATE, FACTOR * usual), said

@@ -16,11 +16,11 @@ from gpuscore_kernels.extend_attention.table import (
     MASKED_END,
     MASKED_START,
     NUM_PACKED,
-    OWN,
     POOL_END,
     POOL_START,
     POSITION,
     QUERY_ROW,
+    SAME,
     SHARED,
     TileShape,
 )
@@ -75,19 +75,19 @@ def looked_at(table):
 def masked_keys(table, entries, row):
     return [
         int(start + c + SLOTS * packed)
-        for start, count, first, whose, packed in table.masked[entries]
+        for start, count, first, segment, packed in table.masked[entries]
         for c in range(count)
-        if sees(row, first + c, whose, table.window)
+        if sees(row, first + c, segment, table.window)
     ]
 
 
-def sees(row, key, whose, window):
+def sees(row, key, segment, window):
     """Return whether a row sees a masked key."""
-    newest = row[BATCH_ROW] if whose == OWN else row[POSITION]
+    newest = row[BATCH_ROW] if segment == SAME else row[POSITION]
     oldest = newest + 1 - (window or 10**9)
-    if whose == OWN:
+    if segment == SAME:
         oldest = max(oldest, row[FIRST_ROW])
-    return oldest <= key <= newest and whose in (OWN, SHARED, row[FIRST_ROW])
+    return oldest <= key <= newest and segment in (SAME, SHARED, row[FIRST_ROW])
 
 
 def holds(table, batch, rows, window):

@@ -169,10 +169,10 @@ def test_bad_rows_of_a_pipeline(scorer, labels):
 def test_a_pipeline_refuses_what_all_rows_share():
     score = ScoreBatches("demo", labels=["yes", b"no"], on_error="null", **SETTINGS)
     columns = {name: objects(["a"]) for name in ("query", "item", "scores")}
-    with pytest.raises(InvalidRequest, match="the rows have a column scores already"):
+    with pytest.raises(InvalidRequest, match="the rows already have a column scores"):
         score(columns)
     columns["error"] = columns.pop("scores")
-    with pytest.raises(InvalidRequest, match="the rows have a column error already"):
+    with pytest.raises(InvalidRequest, match="the rows already have a column error"):
         score(columns)
     del columns["error"]
     with pytest.raises(InvalidRequest, match=r"labels\[1\] is of type bytes"):
@@ -244,7 +244,7 @@ def test_what_is_no_list(scorer, value):
 def test_options_that_do_not_exist(scorer):
     calls = {"score": ("q", ["a"]), "classify": (["a"],), "rerank": ("q", ["a"])}
     for method, arguments in (calls | {"score_pairs": ([("q", "a")],)}).items():
-        with pytest.raises(TypeError, match="'lables'; there are .*, on_error|'lables'.* labels, "):
+        with pytest.raises(TypeError, match="'lables'; known are .*, on_error|'lables'.* labels, "):
             getattr(scorer, method)(*arguments, lables=["yes"])
 
 

@@ -79,7 +79,7 @@ def test_any_thread_may_call(scorer):
 def test_settings_beside_the_model():
     with pytest.raises(TypeError, match="dtyp"):
         Scorer("demo", dtyp="float32")
-    with pytest.raises(ConfigError, match="threads is given beside a ModelConfig"):
+    with pytest.raises(ConfigError, match="threads must be set in the ModelConfig"):
         Scorer(ModelConfig(), threads=1)
 
 

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ENVIRONMENTS = HERE.parent / ".venv-clients"
-MODEL = str(HERE.parent / "gpuscore" / "demo")
+ROOT = HERE.parents[1]
+ENVIRONMENTS = ROOT / ".venv-clients"
+MODEL = str(ROOT / "gpuscore" / "demo")
 KEY = "the-key-of-the-clients"
-# conftest.py fills the server's room for one key; the expected wait for that work must not lead to
-# a refusal.
+# conftest.py sends as many requests as one key may have in flight; the expected wait for that work
+# must not lead to a refusal.
 LIMITS = ["--threads=1", "--max-inflight-per-key=2", "--max-queue-seconds=3600"]
 LIMITS += ["--request-timeout=3600"]
 TESTS = {
@@ -85,7 +86,7 @@ class Torch:
 
 def install(python: Path, *arguments: str | Path) -> None:
     """Run tools/install.py, which says what is wrong before this ends."""
-    if subprocess.run([python, HERE.parent / "tools" / "install.py", *arguments]).returncode:
+    if subprocess.run([python, ROOT / "tools" / "install.py", *arguments]).returncode:
         sys.exit(1)
 
 

@@ -56,7 +56,7 @@ def test_the_scores_of_the_authors_code(case):
     name, directory, answers = case
     some = queries_of(name)[:SCORED]
     wanted = CASES[name].family or name
-    with Scorer(str(directory), family=wanted, threads=1, max_batch_tokens=512) as scorer:
+    with Scorer(str(directory), family=wanted, threads=1, max_batch_tokens=64) as scorer:
         if name in GUARDS:
             got = [scorer.classify([d], query=q).probabilities[0] for q, d in some]
         else:
@@ -83,7 +83,8 @@ def test_the_scores_over_http(tmp_path, name, backend):
     answers = json.loads((FOLDER / f"{name}.json").read_text())
     others = [document for _, document in pairs()[SCORED : SCORED + 20]]
     arguments = [str(directory), "--backend", backend, "--device", "cpu", "--dtype", "float32"]
-    arguments += ["--family", CASES[name].family or name]
+    arguments += ["--family", CASES[name].family or name, "--threads", "1"]
+    arguments += ["--max-batch-tokens", "128"]  # each row has logits of a large vocabulary
     with serving(*arguments) as server, connected(server) as client:
         for index in (*range(SCORED), 0):
             query, document = queries_of(name)[index]

@@ -18,7 +18,7 @@ from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
-from gpuscore.types.results import ItemErrors
+from gpuscore.types.item_errors import ItemErrors
 from support.control_tokens import END, EOS, INST, KEPT, KINDS, MARKERS, PARTS, ids_of_markers
 from support.families import ids_of
 from support.tokenizer_search import searched

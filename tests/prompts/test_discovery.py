@@ -63,7 +63,7 @@ def test_names(tmp_path, name, architecture, family):
 
 def test_choices_are_those_of_the_registry():
     (field,) = [field for field in fields(ServerConfig) if field.name == "family"]
-    assert field.metadata["option"].choices == ("auto", "none", *registry.FAMILIES)
+    assert field.metadata["option"].choices == ("auto", "none", *registry.FAMILIES, registry.PRM)
 
 
 def write(directory, files):

@@ -1,18 +1,18 @@
 """Promise: README and the tasks show what SmolLM2-135M-Instruct answers, and what they
 say that it can and cannot judge is counted here."""
 
-import re
 from pathlib import Path
 
 import httpx
 import pytest
 
 from support.pages import (
-    ROOT,
+    HERE,
     TASKS,
     ShownRequest,
     blocks,
     compare_numbers,
+    run_example,
     run_program,
     shown_requests,
 )
@@ -76,48 +76,49 @@ def test_requests_are_answered_as_shown(real: httpx.Client, shown: ShownRequest)
         compare_numbers(got.text, shown.answer)
 
 
-def test_readme_has_the_scores_in_its_sentence(real: httpx.Client) -> None:
-    (shown,) = [entry for entry in SHOWN if entry.page == "README"]
-    results = real.post(shown.path, json=shown.body).json()["results"]
-    assert [result["index"] for result in results] == [1, 0]
-    first, second = (f"{result['relevance_score']:.4f}" for result in results)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"The second document ({first}) comes above the first ({second})." in text
-
-
 def test_the_program_prints_what_is_shown(
     real: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = TASKS / "replace-a-server.md"
     (program,) = blocks(page, "python")
-    run_program(program.replace("http://127.0.0.1:8000", str(real.base_url)), tmp_path)
+    run_program(program.replace(HERE, str(real.base_url)), tmp_path)
     assert capsys.readouterr().out in blocks(page, "text")
+
+
+def test_a_threshold_is_chosen_and_used_as_shown(
+    real: httpx.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page, url = TASKS / "guard.md", str(real.base_url).rstrip("/")
+    monkeypatch.chdir(tmp_path)
+    (commands,) = (block for block in blocks(page, "sh") if "reviews.py" in block)
+    _, make, choose = commands.replace(HERE, url).splitlines()
+    example, file = make.split(" > ")
+    Path(file).write_text(run_example(example, monkeypatch, capsys))
+    chosen, used = blocks(page, "text")[-2:]
+    assert run_example(choose, monkeypatch, capsys) == chosen
+    (program,) = blocks(page, "python")
+    assert f"THRESHOLD = {chosen.split()[1].rstrip(',')}\n" in program
+    run_program(program.replace(HERE, url), tmp_path)
+    assert capsys.readouterr().out == used
 
 
 def test_what_it_says_of_relevance(real: httpx.Client) -> None:
     documents = list(ANSWERS.values())
-    places = []
+    above = 0
     for number, query in enumerate(ANSWERS):
         answer = real.post("/v1/rerank", json={"query": query, "documents": documents}).json()
-        places.append([result["index"] for result in answer["results"]].index(number))
-    pairs = len(places) * (len(places) - 1)
-    share = f"{1 - sum(places) / pairs:.0%}".replace("%", " %")
-    said = f"{share} of {pairs} pairs, where a coin gives 50 %"
-    for page in (ROOT / "README.md", TASKS / "replace-a-server.md"):
-        text = re.sub(r"\]\(\S+\)|\[", "", page.read_text(encoding="utf-8"))  # without links
-        assert said in " ".join(text.split()), page
-    assert f"and first for {places.count(0)} questions" in " ".join(text.split())
-
-
-def test_what_it_says_of_hotels(real: httpx.Client) -> None:
-    documents = ["The hotel has a large swimming pool.", "The hotel has no swimming pool."]
-    body = {"query": "hotels with a swimming pool", "documents": documents}
-    best = real.post("/v1/rerank", json=body).json()["results"][0]["index"]
-    assert documents[best] == "The hotel has no swimming pool."
+        place = [result["index"] for result in answer["results"]].index(number)
+        above += len(documents) - 1 - place
+    pairs = len(ANSWERS) * (len(documents) - 1)
+    said = f"in {above / pairs:.0%} of {pairs} pairs".replace("%", " %")
+    assert said in " ".join((TASKS / "replace-a-server.md").read_text(encoding="utf-8").split())
 
 
 def test_what_it_says_of_reviews(real: httpx.Client) -> None:
-    """README's 20 of 20 hold for both prompts of the guard's page, six negations for the second."""
+    """20 of 20 hold for both prompts of the guard's page, six negations for the second."""
     guard = [entry.body for entry in SHOWN if entry.page == "guard"]
     for body, texts in ((guard[0], GOOD + BAD), (guard[1], [*GOOD, *NOT_BAD, *BAD, *NOT_GOOD])):
         frame = body["input"][0].replace(GOOD[0], "{}")

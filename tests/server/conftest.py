@@ -12,7 +12,9 @@ from transformers import PreTrainedModel
 
 from support.connections import KEYS, POISON, canary, connected
 from support.models import make_model
-from support.serving import RunningServer, serving
+from support.serving import QUICK, RunningServer, serving
+from support.tape_engine import HELD
+from support.tape_servers import in_flight, let_go, tape_server
 from support.watched_server import ALICE, BOB, Watched, collector
 
 
@@ -62,6 +64,13 @@ def demo() -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
+def deterministic() -> Iterator[httpx.Client]:
+    """A client of a server whose answers can be compared bit for bit."""
+    with serving("demo", *QUICK, "--deterministic") as running, connected(running) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
 def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
     """A server with three keys, low limits, short timeouts, and a model with a label
     whose logit is infinite."""
@@ -97,6 +106,22 @@ def stranger(limited_server) -> Iterator[httpx.Client]:
     """A client without a key of a server that needs one."""
     with connected(limited_server) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def full() -> Iterator[httpx.Client]:
+    """A client of a server that accepts one request at a time, and bodies of a megabyte."""
+    limits = {"server": {"max_body_bytes": 10**6}, "engine": {"max_queued_requests": 1}}
+    with tape_server(**limits) as (_, opened):
+        yield opened
+
+
+@pytest.fixture
+def busy(full) -> Iterator[httpx.Client]:
+    """A client of that server while it has a request."""
+    with in_flight(full, HELD) as held:
+        yield full
+        assert let_go(held).status == 200
 
 
 @pytest.fixture

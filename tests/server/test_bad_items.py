@@ -6,8 +6,6 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.errors import GpuscoreError, InvalidRequest, PromptTooLong
-from support.connections import connected
-from support.serving import QUICK, serving
 from support.slow import slow
 
 QUERY = "query: a blue lamp\nitem: "
@@ -23,11 +21,10 @@ ALL = dict.fromkeys(range(3), (None, "invalid_request"))
 LABELS = {"labels": ["yes", "no"]}
 
 
-@pytest.fixture(scope="module")
-def http():
+@pytest.fixture
+def http(deterministic):
     """A client of a deterministic server, so that answers can be compared bit for bit."""
-    with serving("demo", *QUICK, "--deterministic") as running, connected(running) as client:
-        yield client
+    return deterministic
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +44,8 @@ def places(bad, count):
     return [index for index in range(count) if index not in bad]
 
 
-def ask(http, path, **body):
-    reply = http.post(path, json=body)
+def ask(client, path, **body):
+    reply = client.post(path, json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 

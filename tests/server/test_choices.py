@@ -12,23 +12,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuscore.dialects.completions import alike
 from support.connections import connected
 from support.models import make_model, random_ids
-from support.serving import serving
+from support.serving import QUICK, serving
 
-CONTEXT = 1000
+CONTEXT = 400
 CHOICES = (3, 17, 1, 9)
 LM_EVAL = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("long")
-    return directory, make_model(directory, "qwen3", max_position_embeddings=2048)
+    directory = tmp_path_factory.mktemp("choices")
+    return directory, make_model(directory, "qwen3")
 
 
 @pytest.fixture(scope="module", params=[(), ("--deterministic",)], ids=["", "deterministic"])
 def client(request, model):
-    flags = ("--threads", "1", *request.param)
-    with serving(model[0], *flags) as running, connected(running) as opened:
+    with serving(model[0], *QUICK, *request.param) as running, connected(running) as opened:
         yield opened
 
 

@@ -81,18 +81,11 @@ def test_features_name_tests_that_exist():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_are_as_written(name):
-    index, *sections = re.split(r"^## ", (ROOT / "docs" / "families.md").read_text(), flags=re.M)
-    (page,) = [section for section in sections if section.startswith(f"{name}\n")]
-    blocks = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
+def test_every_family_has_a_row_and_its_prompt(name):
+    docs = ROOT / "docs"
+    assert f"| [{name}](reference/families.md#{name}) |" in (docs / "families.md").read_text()
+    _, *sections = re.split(r"^## ", (docs / "reference/families.md").read_text(), flags=re.M)
+    (section,) = [section for section in sections if section.startswith(f"{name}\n")]
     family = FAMILIES[name]
-    if family.parts:
-        assert blocks == ["".join(family.parts)]
-    else:
-        talks = [family.messages, *([family.answering] if family.answering else [])]
-        assert blocks == ["\n".join(f"[{r}] {text}" for r, text in talk) for talk in talks]
-        assert not family.answer or f"`{family.answer.encode('unicode_escape').decode()}`" in page
-        assert family.instruction in page
-    for label in family.labels:
-        assert isinstance(label, int) or f"{label}`" in page or f"({label})" in page
-    assert f"| [{name}](#{name}) |" in index
+    for text in (*family.parts, *(text for _, text in family.messages), family.instruction):
+        assert text in section

@@ -15,18 +15,24 @@ import pytest
 
 from gpuscore.commands.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
 from gpuscore.config import CONFIGS
-from gpuscore.config.flags import other_flags
 from gpuscore.config.options import options
 from gpuscore.config.sources import read_settings
 from gpuscore.errors import GpuscoreError
-from support.pages import HOW_TO, ROOT, TASKS, blocks, compare_numbers, other_routes, run_program
+from support.pages import (
+    HERE,
+    HOW_TO,
+    ROOT,
+    TASKS,
+    blocks,
+    compare_numbers,
+    other_routes,
+    run_example,
+    run_program,
+)
 
 COMING, TROUBLE = HOW_TO / "coming-from.md", HOW_TO / "troubleshoot.md"
-GUARD, MANY = TASKS / "guard.md", TASKS / "overnight.md"
-DEVICES = HOW_TO / "flags-by-device.md"
-HERE = "http://127.0.0.1:8000"
-(LABELLED,) = (block for block in blocks(GUARD, "sh") if "labelled.py" in block)
-(CHOSEN,) = (block for block in blocks(GUARD, "text") if block.startswith("threshold "))
+MANY = TASKS / "overnight.md"
+DEVICES = HOW_TO / "tune.md"
 ANSWERED = re.compile(r"```http\nPOST (\S+)\n\n(\{.*?)```\n+```text\n(.*?)```", re.DOTALL)
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", COMING.read_text(), re.DOTALL | re.M))
 
@@ -57,19 +63,6 @@ def test_routes_that_are_not_there_are_not(demo):
     assert {demo.post(route, json={}).status_code for route in routes} == {404}
 
 
-def test_the_table_of_other_flags_is_what_the_command_says():
-    shown = SECTIONS["Flags"].replace("`", "")
-    rows = [row.strip("| ").split(" | ") for row in shown.splitlines() if row.startswith("| -")]
-    told = {
-        name: here.replace("none: ", "is not supported: ", 1)
-        if here.startswith("none: ")
-        else f"is {here} here"
-        for names, here in rows[1:]
-        for name in names.split(", ")
-    }
-    assert told == other_flags()
-
-
 def test_the_program_instead_of_sentence_transformers(tmp_path, capsys):
     run_program(blocks(COMING, "python")[0], tmp_path)
     assert capsys.readouterr().out == blocks(COMING, "text")[-1]
@@ -81,20 +74,6 @@ def make_rows(command: str, monkeypatch, capsys) -> list[dict]:
     made = run_example(example, monkeypatch, capsys)
     Path(file).write_text(made)
     return [json.loads(line) for line in made.splitlines()]
-
-
-def run_example(command: str, monkeypatch, capsys) -> str:
-    program, *words = shlex.split(command.split("-P ")[1])
-    monkeypatch.setattr(sys, "argv", [program, *words])
-    run_program((ROOT / program).read_text(), Path())
-    return capsys.readouterr().out
-
-
-def test_a_threshold_is_chosen_as_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    _, make, choose = LABELLED.splitlines()
-    assert json.loads(blocks(GUARD, "json")[0]) in make_rows(make, monkeypatch, capsys)
-    assert run_example(choose, monkeypatch, capsys) == CHOSEN
 
 
 @pytest.fixture(scope="module")
@@ -121,15 +100,7 @@ def test_too_few_texts_give_no_threshold(threshold, tmp_path, good, bad):
     rows = [{"prompt": "a", "good": True}] * good + [{"prompt": "a", "good": False}] * bad
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(SystemExit, match=f"{min(good, bad)} texts of one kind"):
-        threshold.main(str(tmp_path / "few.jsonl"))
-
-
-def test_the_threshold_is_used_as_shown(demo, tmp_path, capsys):
-    (over_http,) = blocks(GUARD, "python")
-    run_program(over_http.replace(HERE, str(demo.base_url).rstrip("/")), tmp_path)
-    assert capsys.readouterr().out == blocks(GUARD, "text")[-1]
-    threshold = CHOSEN.split()[1].rstrip(",")
-    assert f"THRESHOLD = {threshold}\n" in over_http
+        threshold.main(str(tmp_path / "few.jsonl"), HERE, "yes", "no")
 
 
 def rows_of(file: str | Path) -> list[dict]:
@@ -152,27 +123,24 @@ def test_rows_are_classified_in_this_process(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [GUARD, MANY], ids=lambda page: page.stem)
-def test_commands_run_as_a_reader_runs_them(page, tmp_path):
+def test_commands_run_as_a_reader_runs_them(tmp_path):
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    commands = [LABELLED] if page == GUARD else [*blocks(MANY, "sh"), "wait $!\n"]
     done = subprocess.run(
         ["bash", "-e"],
-        input="".join(commands),
+        input="".join([*blocks(MANY, "sh"), "wait $!\n"]),
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    assert (CHOSEN if page == GUARD else blocks(MANY, "text")[0]) in done.stdout
-    if page == MANY:
-        both = [rows_of(tmp_path / f"{name}.jsonl") for name in ("scored", "scored-too")]
-        for row, other in zip(*both, strict=True):
-            assert row["prompt"] == other["prompt"]
-            assert row["scores"][0] == pytest.approx(other["yes"], abs=1e-5)
-        assert len(both[0]) == 10_000
+    assert blocks(MANY, "text")[0] in done.stdout
+    both = [rows_of(tmp_path / f"{name}.jsonl") for name in ("scored", "scored-too")]
+    for row, other in zip(*both, strict=True):
+        assert row["prompt"] == other["prompt"]
+        assert row["scores"][0] == pytest.approx(other["yes"], abs=1e-5)
+    assert len(both[0]) == 10_000
 
 
 CODES = re.compile(r"^\| `(\w+)` \| (\d+) \|(.*)\|$", re.MULTILINE)
@@ -202,7 +170,7 @@ def test_examples_of_errors_get_them(demo):
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-def test_flags_by_device_exist():
+def test_flags_of_the_tuning_page_exist():
     commands = [line for block in blocks(DEVICES, "sh") for line in block.splitlines()]
     served = [shlex.split(line) for line in commands if line.startswith("gpuscore ")]
     assert len(served) >= 8

@@ -17,7 +17,8 @@ from gpuscore.processes.worker.child import BEAT as HEARTBEAT
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 from gpuscore.types.record import STAGES
-from support.connections import post, score
+from support.connections import check_error, post, score
+from support.error_table import covers
 from support.pages import ROOT
 from support.serving import wait_until
 from support.stub_service import STATS, ask, loaded, stub_service
@@ -92,12 +93,13 @@ def tape():
 class TestFailures:
     """Counters of a real server whose engine fails in every way."""
 
+    @covers("insufficient_memory")
     def test_what_the_engine_counts(self, tape):
         _, client = tape
         wait_until(lambda: client.get("/ready").status_code == 200)
         before = settled(client, lambda: totals(client))
         assert code_of(post_tape(client, NO_NUMBER)) == "nonfinite_score"
-        assert code_of(post_tape(client, NO_MEMORY)) == "insufficient_memory"
+        check_error(post_tape(client, NO_MEMORY), 503, "insufficient_memory")
         crowd = {"items": [[1] * 30, [NO_MEMORY]], "label_token_ids": [3]}
         assert code_of(score(client, **crowd)) == "insufficient_memory"
         for query in range(20):  # 4,000 tokens each; 65,536 fit

@@ -20,20 +20,6 @@ ANSWER = 2105  # bytes that the answer to one item with one label has at most
 SCORE = ("POST", "/v1/score")
 
 
-@pytest.fixture(scope="module")
-def full():
-    """A client of a server that accepts one request at a time."""
-    with tape_server(server={"max_body_bytes": 10**6}, engine={"max_queued_requests": 1}) as tape:
-        yield tape[1]
-
-
-@pytest.fixture
-def busy(full):
-    with in_flight(full, HELD) as held:
-        yield full
-        assert let_go(held).status == 200
-
-
 def refused(connection, reason="1 requests with 1 tokens are in flight"):
     reply = connection.reply()
     assert reason in check_error(reply, 429, "overloaded", None)

@@ -19,11 +19,11 @@ from gpuscore.server.http import protocol as served
 from gpuscore.server.http.gate import SLICES
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.service import Pacer
+from support.floods import TELLING, UPGRADE
 
 HOST = b"Host: a\r\n"
 POST = b"POST /v1/score HTTP/1.1\r\n" + HOST
 CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n2\r\nde\r\n0\r\nX-Behind: 1\r\n\r\n"
-UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAM\r\n"
 
 
 class Application:
@@ -188,16 +188,8 @@ def a_request(draw):
 
 STREAMS = st.lists(a_request(), min_size=1, max_size=4)
 CUTS = st.lists(st.integers(0, 500), max_size=8)
-# What means something to a parser.
-PIECES = (
-    *(b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"-", b"+", b"0x", b"_"),
-    *(b"\r\n\r\n", b"0\r\n\r\n", b"\r\n ", b"ffffffffffffffff", b"HTTP/1.0", b"HTTP/2.0"),
-    *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"chunked"),
-    *(b"Content-Length: 5\r\n", b"Content-Length: 0\r\n", b"Host: b\r\n", b"Expect: 100-continue"),
-    *(b"Connection: close\r\n", UPGRADE, b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n", b"A" * 30),
-)
 CHANGES = st.lists(
-    st.tuples(st.integers(0, 400), st.sampled_from([0, 1, 2, 8, 40]), st.sampled_from(PIECES)),
+    st.tuples(st.integers(0, 400), st.sampled_from([0, 1, 2, 8, 40]), st.sampled_from(TELLING)),
     min_size=1,
     max_size=3,
 )

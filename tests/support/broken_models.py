@@ -407,7 +407,7 @@ def _tokenizers() -> dict[str, Case]:
             "lstrip of '<s>' is True",
         ),
         "token-number": case(
-            edited("tokenizer_config.json", additional_special_tokens=[7]), "which is no token"
+            edited("tokenizer_config.json", additional_special_tokens=[7]), "which is not a token"
         ),
         "tokens-split": case(
             edited("tokenizer_config.json", split_special_tokens=True), "split_special_tokens is"

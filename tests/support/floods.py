@@ -12,10 +12,22 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PIECE = 2**16
+# Bytes that mean something to a parser of HTTP or of JSON, for tests that change requests.
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAM\r\n"
+TELLING = (
+    *(b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"%", b"#", b"\x7f", b"\xff"),
+    *(b"\r\n\r\n", b"0\r\n\r\n", b"\r\n ", b"ffffffffffffffff", b"0x", b"_", b"-", b"+"),
+    *(b"HTTP/1.0", b"HTTP/2.0", b"Content-Length: 5\r\n", b"Content-Length: 0\r\n", b"chunked"),
+    *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", UPGRADE),
+    *(b"Host: b\r\n", b"Connection: close\r\n", b"Expect: 100-continue", b"X-Request-Id: a\r\n"),
+    *(b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n", b"A" * 30, b"A" * 300, b"a: b\r\n" * 99),
+    *(b'"', b"{", b"[[", b"null", b"-1", b"1e400", b"0.5", b"\\ud800", b"true", b'"":'),
+)
 CHUNKED = (
     b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
@@ -141,3 +153,12 @@ def probe(address: tuple[str, int]) -> float:
             answer += part
     assert answer.startswith(b"HTTP/1.1 200 ")
     return time.monotonic() - start
+
+
+def slowest(probe: Callable[[], float], busy: Callable[[], bool]) -> float:
+    """Return the seconds of the slowest probe while `busy` is true, and of one at least."""
+    took = probe()
+    while busy():
+        time.sleep(0.02)
+        took = max(took, probe())
+    return took

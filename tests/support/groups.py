@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # What tests share and is long in starting. All tests that use one run in one worker, the first of
 # these that a test uses counts. They begin first, the last one first.
-SERVERS = ("limited_server", "watched", "demo", "server")
+SERVERS = ("limited_server", "watched", "deterministic", "demo", "server")
 
 
 def group_of(item: pytest.Item) -> str:

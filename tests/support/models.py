@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import nn
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma2ForSequenceClassification,
+    Gemma2ForTokenClassification,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GemmaConfig,
@@ -25,22 +27,29 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    LlamaForTokenClassification,
     MistralConfig,
     MistralForCausalLM,
     MistralForSequenceClassification,
+    MistralForTokenClassification,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
+    Qwen2ForTokenClassification,
+    Qwen2Model,
+    Qwen2PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
     Qwen3_5TextForSequenceClassification,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
+    Qwen3ForTokenClassification,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import logging
 
 from support import kept
@@ -128,6 +137,33 @@ CLASSIFIERS = {  # beside FAMILIES; a head over classes has no use for a tied em
         ("qwen3_5", Qwen3_5TextForSequenceClassification),
     )
 }
+TOKENS = {  # a head over classes with a bias, read at any token
+    f"{family}_tokens": (FAMILIES[family][0], model, FAMILIES[family][2] | CLASSES)
+    for family, model in (
+        ("gemma2", Gemma2ForTokenClassification),
+        ("llama", LlamaForTokenClassification),
+        ("mistral", MistralForTokenClassification),
+        ("qwen2", Qwen2ForTokenClassification),
+        ("qwen3", Qwen3ForTokenClassification),
+    )
+}
+
+
+class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):
+    """The head of Qwen2.5-Math-PRM, as its model card's code has it."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__(config)
+        self.model = Qwen2Model(config)
+        size = config.hidden_size
+        self.score = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 2))
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor) -> TokenClassifierOutput:
+        return TokenClassifierOutput(logits=self.score(self.model(input_ids).last_hidden_state))
+
+
+TOKENS["qwen2_prm"] = (Qwen2Config, Qwen2ForProcessRewardModel, {})
 WITH_BOS = ("gemma", "gemma2", "gemma3", "llama", "mistral")
 CORPUS = (
     "query: a blue wooden chair for the garden item: The chair is made of wood. yes no maybe",
@@ -140,15 +176,13 @@ def make_model(
     directory: Path, family: str = "qwen3", *, seed: int = 0, **overrides: object
 ) -> PreTrainedModel:
     """Write a model and its tokenizer; return the float32 transformers model."""
-    config_class, model_class, special = (FAMILIES | CLASSIFIERS)[family]
+    config_class, model_class, special = (FAMILIES | CLASSIFIERS | TOKENS)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**(COMMON | special | overrides))).float().eval()
     model.set_attn_implementation("eager")  # other implementations ignore Gemma 2's soft cap
     random_weights(model, family)
     model.save_pretrained(directory)
-    make_tokenizer(bos=family.removesuffix("_classes") in WITH_BOS).save(
-        str(directory / "tokenizer.json")
-    )
+    make_tokenizer(bos=family.partition("_")[0] in WITH_BOS).save(str(directory / "tokenizer.json"))
     return model
 
 
@@ -168,6 +202,8 @@ def random_weights(model: PreTrainedModel, family: str) -> None:
                     family.startswith("qwen3_5") and "linear_attn" not in name
                 )
                 parameter.copy_((0 if less_1 else 1) + 0.4 * noise)
+            elif name == "score.0.weight":  # a second layer of the head multiplies rounding
+                parameter.copy_(0.14 * noise)
             else:
                 parameter.copy_(noise * (0.25 if "embed" not in name else 0.5))
 

@@ -3,6 +3,8 @@
 import json
 import re
 import runpy
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 TASKS = ROOT / "docs" / "tasks"
+HERE = "http://127.0.0.1:8000"  # the server of the pages
 ROUTE = re.compile(r"`(?:GET |POST )?(/(?:v1/|v2/)?[a-z_]+(?:/[a-z]+)?)`")
 NOT_THERE = re.compile(r"^- \*\*Not there:\*\* (.*?\.)\n(?=- |\n)", re.DOTALL | re.MULTILINE)
 # A request as a command, and the answer that follows it in the same section, if there is one.
@@ -80,3 +83,11 @@ def run_program(text: str, directory: Path) -> None:
     file = directory / "program.py"
     file.write_text(text, encoding="utf-8")
     runpy.run_path(str(file), run_name="__main__")
+
+
+def run_example(command: str, monkeypatch, capsys) -> str:
+    """Run a page's command of a program in examples/, in this process; return what it prints."""
+    program, *words = shlex.split(command.split("-P ")[1])
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    run_program((ROOT / program).read_text(), Path())
+    return capsys.readouterr().out

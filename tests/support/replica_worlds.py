@@ -48,7 +48,7 @@ class SimulatedReplica:
     def _score(self, request):
         self.world.seen(request)
         plan = plan_items(request, self.runner.backend.limits)
-        ticket = Ticket(plan, Future(), None, arrived=self.world.now)
+        ticket = Ticket(plan, Future(), None, arrived_at=self.world.now)
         self.waiting.append(ticket)
         self.runner.add(ticket)
         return ticket.future

@@ -31,8 +31,7 @@ class RunningServer:
 
 @contextmanager
 def serving(
-    model: Path | str,
-    *flags: str,
+    *arguments: Path | str,
     port: tuple[str, ...] = ("--port", "0"),
     environment: dict[str, str] | None = None,
     wait: bool = True,
@@ -47,7 +46,7 @@ def serving(
     errors = subprocess.STDOUT if log is None else log.open("wb")
     process = (start if fork else start_anew)(
         "gpuscore",
-        ["serve", str(model), *port, *flags],
+        ["serve", *map(str, arguments), *port],
         stdout=subprocess.PIPE,
         stderr=errors,
         env=os.environ | (environment or {}),

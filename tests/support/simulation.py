@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from gpuscore.engine.jobs import Share
+from gpuscore.engine.jobs import ScheduledChunk
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
@@ -36,21 +36,21 @@ class SimulatedRunner(Runner):
 
     def __init__(self, backend: Any, *settings: Any, **options: Any) -> None:
         super().__init__(backend, *settings, **options)
-        plain = self.scheduler.next_batch
-        self.scheduler.next_batch = lambda: self.told(plain())  # type: ignore[method-assign]
+        schedule = self.scheduler.schedule
+        self.scheduler.schedule = lambda: self.announced(schedule())  # type: ignore[method-assign]
 
-    def told(self, shares: list[Share]) -> list[Share]:
+    def announced(self, chunks: list[ScheduledChunk]) -> list[ScheduledChunk]:
         """Tell the backend about a batch, which is launched next."""
         tenants = []
-        chunk = self.scheduler.chunk
-        for share in shares:
-            start, stop = share.query
-            assert start % chunk == 0 or start == stop == share.job.cut
-            assert stop % chunk == 0 or stop == share.job.cut
-            prefixes = (bool(share.items) or share.query[1] > share.query[0]) + bool(share.long)
-            tenants += [int(share.job.request.salt)] * prefixes
+        unit = self.scheduler.chunk_unit
+        for chunk in chunks:
+            start, stop = chunk.query
+            assert start % unit == 0 or start == stop == chunk.job.query_length
+            assert stop % unit == 0 or stop == chunk.job.query_length
+            prefixes = (bool(chunk.items) or stop > start) + bool(chunk.long)
+            tenants += [int(chunk.job.request.salt)] * prefixes
         self.backend.tenants = tenants  # type: ignore[attr-defined]
-        return shares
+        return chunks
 
 
 @dataclass
@@ -118,7 +118,7 @@ class World:
         scheduler = self.runner.scheduler
         scheduler.pages.check_integrity()
         self.states.check_integrity()
-        assert scheduler.budget <= self.backend.limits.max_tokens
+        assert scheduler.token_budget <= self.backend.limits.max_tokens
 
     def _submit(self) -> None:
         rng = self.rng
@@ -154,12 +154,12 @@ class World:
             readouts=readouts,
             trie=trie,
         )
-        plan = plan_items(request, self.backend.limits, parts=1)
+        plan = plan_items(request, self.backend.limits, families_per_batch=1)
         if not self.runner.scheduler.fits(plan):
             return
         if self.backend.strikes("poison"):
             self.backend.poison.add(self.states_of(request, 0)[-1])
-        ticket = Ticket(plan, Future(), None, arrived=self.now)
+        ticket = Ticket(plan, Future(), None, arrived_at=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
 

@@ -10,7 +10,7 @@ from gpuscore.types.request import ScoreRequest
 
 def submit(runner: Runner, request: ScoreRequest, progress: Progress | None = None) -> Ticket:
     plan = plan_items(request, runner.backend.limits)
-    ticket = Ticket(plan, Future(), progress, arrived=0.0)
+    ticket = Ticket(plan, Future(), progress, arrived_at=0.0)
     runner.add(ticket)
     return ticket
 

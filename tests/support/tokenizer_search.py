@@ -62,8 +62,8 @@ def check(tokenizer, encoder, query, items):
 
 
 def check_every_cut(tokenizer, bounds, text):
-    """Check the lemma itself: at each safe cut both sides have the ids that they have alone, behind
-    any guard character."""
+    """Check the lemma itself: at each safe split both sides have the ids that they have alone,
+    behind any guard character."""
     whole = plain(tokenizer, text, special=False)
     for cut in range(1, len(text)):
         guard = text[cut - 1]

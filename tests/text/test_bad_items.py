@@ -30,7 +30,8 @@ from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
-from gpuscore.types.results import ItemError, ItemErrors, renumbered, spread
+from gpuscore.types.item_errors import ItemError, ItemErrors, renumbered
+from gpuscore.types.results import spread
 from support.counted_turns import Turned
 from support.families import qwen_like
 from support.models import VOCAB, make_tokenizer

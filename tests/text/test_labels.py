@@ -19,7 +19,7 @@ from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
-from gpuscore.types.results import ItemErrors
+from gpuscore.types.item_errors import ItemErrors
 from support.models import VOCAB, make_tokenizer
 from text.test_bad_items import check_same
 
@@ -89,7 +89,7 @@ LIMITS = RequestLimits(max_labels=3, max_label_tokens=4, max_request_tokens=60)
         (TooManyLabels, {"label_sequences": [[1]] * 4}, "4 labels, the limit is 3"),
         (TooManyLabels, {"labels": ["yes"] * 4}, "4 labels, the limit is 3"),
         (InvalidRequest, {"labels": ["a"], "label_sequences": [[1]]}, "labels and label_sequences"),
-        (InvalidRequest, {"label_token_ids": [1], "label_sequences": [[1]]}, "exclude each other"),
+        (InvalidRequest, {"label_token_ids": [1], "label_sequences": [[1]]}, "send only one of"),
     ],
 )
 def test_an_error_in_labels_is_named(error, labels, message):

@@ -81,7 +81,7 @@ def test_many_short_texts_are_many_turns():
     """A large number of texts takes time, however short they are."""
     with Turned() as turned:
         assert len(list(encoder_of().prompts(["a"] * 10_000))) == 10_000
-    assert sum(turned.asked) > 10_000 * turns.PER_TEXT
+    assert sum(turned.asked) > 10_000 * turns.TEXT_OVERHEAD
     assert max(turned.asked) <= turns.PIECE_CHARS
 
 

@@ -163,7 +163,13 @@ def test_a_tokenizer_panic_is_an_error_of_its_own():
         (EmptyLabels, [1], [[1]], {"label_token_ids": []}, "at least one label"),
         (EmptyLabels, [1], [[1]], {"label_token_ids": [[]]}, "at least one label"),
         (MissingLabels, [1], [[1]], {"label_token_ids": None}, "is required"),
-        (InvalidRequest, [1], [[1]], {"labels": ["yes"]}, "exclude each other"),
+        (
+            InvalidRequest,
+            [1],
+            [[1]],
+            {"labels": ["yes"]},
+            "send only one of labels and label_token_ids",
+        ),
         (InvalidRequest, [1], [[1]], {"label_token_ids": [[1], [2]]}, "2 lists for 1 items"),
         (
             InvalidRequest,
@@ -213,7 +219,7 @@ def test_classes_need_no_tokenizer():
     made = PromptBuilder(None, limits, RequestLimits())
     inputs = ScoreInput([1, VOCAB - 1], [[2], [VOCAB - 1]], labels=["yes", "no"])
     assert [ids.tolist() for ids in made.build(inputs).label_ids] == [[1, 0]] * 2
-    with pytest.raises(InvalidRequest, match=r"labels\[0\] is the name of none of the model's 2"):
+    with pytest.raises(InvalidRequest, match=r"labels\[0\] names none of the model's 2"):
         made.build(ScoreInput([1], [[2]], labels=["maybe"]))
     for ids in ([2], [*range(2)] * 20 + [2]):
         with pytest.raises(TokenIdOutOfRange, match="holds class 2, valid are 0 to 1"):

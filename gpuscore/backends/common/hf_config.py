@@ -11,6 +11,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
 
 DTYPES = ("bfloat16", "float16", "float32")
+BIAS_COLUMNS = 8  # of a label head with a bias: the first holds it, the others keep rows aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,17 @@ class DecoderConfig:
     one_plus_norms: bool = False  # norm weights are stored minus 1 and applied before rounding
     dtypes: tuple[str, ...] = DTYPES
     classes: tuple[str, ...] | None = None  # of a classification head; None = an LM head
+    head_parts: tuple[str, ...] = ("lm_head",)
 
     @property
     def label_rows(self) -> int:
         """Number of rows of the label head."""
         return self.vocab_size if self.classes is None else len(self.classes)
+
+    @property
+    def head_width(self) -> int:
+        """Number of columns of the label head, with those of the bias."""
+        return self.hidden_size + (BIAS_COLUMNS if "lm_head_bias" in self.head_parts else 0)
 
     def is_linear(self, layer: int) -> bool:
         """True if the layer has linear attention, and a state in place of keys and values."""
@@ -99,7 +106,9 @@ class DecoderConfig:
         return self.rope
 
 
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
 
 
 def decoder_config(
@@ -107,7 +116,7 @@ def decoder_config(
     architecture: str,
     *,
     tie_word_embeddings: bool = False,
-    **own: Any,
+    **overrides: Any,
 ) -> DecoderConfig:
     """Read the fields that all architectures share.
 
@@ -115,12 +124,13 @@ def decoder_config(
         raw: the configuration.
         architecture: its name.
         tie_word_embeddings: the architecture's default.
-        own: fields that the architecture sets itself.
+        overrides: fields that the architecture sets itself.
     """
     refuse_unsupported(architecture, raw.fields)
-    num_heads, num_layers = raw.integer("num_attention_heads"), raw.integer("num_hidden_layers")
+    num_heads = raw.integer("num_attention_heads")
+    num_layers = raw.integer("num_hidden_layers")
     hidden_size = raw.integer("hidden_size")
-    head_dim = own.pop("head_dim", None) or raw.integer("head_dim", hidden_size // num_heads)
+    head_dim = overrides.pop("head_dim", None) or raw.integer("head_dim", hidden_size // num_heads)
     values: dict[str, Any] = {
         "architecture": architecture,
         "vocab_size": raw.integer("vocab_size"),
@@ -137,9 +147,9 @@ def decoder_config(
         "checkpoint_dtype": _checkpoint_dtype(raw),
         "attention_scale": head_dim**-0.5,
     }
-    if "rope" not in own:
+    if "rope" not in overrides:
         values["rope"] = read_rope(raw)
-    config = _with_yarn(DecoderConfig(**(values | own)))
+    config = _with_yarn(DecoderConfig(**(values | overrides)))
     _check_layer_types(raw, config)
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise ConfigError(

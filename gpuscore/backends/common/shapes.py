@@ -12,12 +12,14 @@ SCALE_BYTES = 8  # of a row of a quantised weight: a scale, and on a CPU a zero 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Expected shape of each part of a checkpoint; parts are named as in the weight tables."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
+    inner = config.intermediate_size
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (config.vocab_size, hidden),
         "lm_head": (config.label_rows, hidden),
+        "head_inner": (hidden, hidden),
         "final_norm": (hidden,),
         "input_norm": (hidden,),
         "post_attention_norm": (hidden,),
@@ -66,17 +68,15 @@ def count_parameters(config: DecoderConfig) -> int:
     """Number of the model's parameters; a tied head counts once."""
     shapes = weight_shapes(config)
     in_layers = sum(math.prod(shapes[part]) * count for part, count in _in_layers(config))
-    beside = (
-        ("embed", "final_norm")
-        if config.tie_word_embeddings
-        else ("embed", "final_norm", "lm_head")
-    )
+    head = () if config.tie_word_embeddings else config.head_parts
+    beside = ("embed", "final_norm", *head)
     return in_layers + sum(math.prod(shapes[part]) for part in beside)
 
 
 def count_weight_bytes(config: DecoderConfig, itemsize: int, precision: Precision) -> int:
     """Bytes of the weights; in INT8, linear layers have a byte per number and row scales."""
-    shapes, total = weight_shapes(config), count_parameters(config) * itemsize
+    shapes = weight_shapes(config)
+    total = count_parameters(config) * itemsize
     if precision != "int8":
         return total
     for part, count in _in_layers(config):

@@ -34,15 +34,17 @@ from gpuscore.backends.jax.layout import (
 from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.models.files import PROCESS_REWARD, SEQUENCE, TOKENS
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import MAX_TOP
 
 ARCHITECTURES = (
     *(
-        f"{architecture}For{head}"
-        for head in ("CausalLM", "SequenceClassification")
+        f"{architecture}{head}"
+        for head in ("ForCausalLM", SEQUENCE, TOKENS)
         for architecture in ("Llama", "Mistral", "Qwen2", "Qwen3")
     ),
+    f"Qwen2{PROCESS_REWARD}",
 )
 # A CPU's tiles fit its caches; on other devices one tile has to keep the device busy. The numbers
 # for other devices were not measured on hardware.

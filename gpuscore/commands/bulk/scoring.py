@@ -27,9 +27,10 @@ from gpuscore.dialects.served import ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF, error_json
 from gpuscore.dialects.wire import FailedItem
 from gpuscore.errors import ConfigError, GpuscoreError, InternalError, NotFound, Unavailable
+from gpuscore.types.item_errors import renumbered
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import renumbered, scored_places
+from gpuscore.types.results import scored_places
 
 _PLACE = re.compile(r"\b(documents|input|items|queries)\[\d+\]")  # of a row in its request
 OK, ID_DIGITS = 200, 24

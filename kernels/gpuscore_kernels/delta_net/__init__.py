@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-LONGEST = 64  # rows of a chunk, at most: as in transformers
+CHUNK_SIZE = 64  # rows of a chunk, at most: as in transformers
 
 
 @dataclass(frozen=True, slots=True)

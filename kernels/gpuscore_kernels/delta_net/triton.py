@@ -2,18 +2,7 @@
 
 Products with queries and keys of 16 bits take two numbers of 16 bits for each of float32. For a
 model in float32 all products are three in TF32, which together are as exact as float32.
-
-`systems_kernel` has a program for each chunk and value head: it solves the triangular system of
-what the rows write, for every right side. Solutions of blocks of a row, of 2, of 4 and so on are
-put together by products, small ones up to 16 rows. No number of a solution exceeds 1 where keys
-have length 1, so nothing is lost where keys repeat.
-
-`walk_kernel` has a program for each walk, value head and block of values. It holds its part of the
-state in registers from chunk to chunk, and fetches the next chunk meanwhile. Walks of a level run
-in one launch, whose code is another for walks that end with their only chunk.
 """
-
-from typing import Any
 
 import torch
 import triton
@@ -21,18 +10,18 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.delta_net import LONGEST, Walks
+from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks
 from gpuscore_kernels.delta_net.reference import EPS
 from gpuscore_kernels.launch import arch_of, next_power_of_two, row_warps
 
-NAMES = "KEY_HEADS", "REPEAT", "KEY_SIZE", "VALUE_SIZE"
-BLOCK = 2048  # elements of a program of rows: 16 heads of 128
-ROWS = 4  # of a program that convolves
+BLOCK_T = tl.constexpr(CHUNK_SIZE)
 EPSILON = tl.constexpr(EPS)
+BLOCK_M = 16  # rows of a program
+TAIL_COLUMNS = 512  # of a program that keeps tails
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr):
+def dot(a, b, PRECISION: tl.constexpr):
     """Return a @ b, with b in two parts where it is of float32 and a is not."""
     if a.dtype == b.dtype:
         return tl.dot(a, b, input_precision=PRECISION)
@@ -41,29 +30,38 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def doubled(solved, system, row, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the inverse of matrices, one for all of `row`, from those of their blocks of WIDTH."""
-    block, width = row // WIDTH, 1
-    while width * WIDTH < row.shape[0]:
+def merge_inverses(inv, A, offs, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the inverse of matrices A, one for all of `offs`, from those of blocks of WIDTH."""
+    block = offs // WIDTH
+    width = 1
+    while width * WIDTH < offs.shape[0]:
         # From one block of each two to the other.
         between = (block[:, None] // width) ^ (block[None, :] // width) == 1
-        step = product(solved, system * between.to(tl.float32), PRECISION)
-        solved -= product(step, solved, PRECISION)
+        step = dot(inv, A * between.to(tl.float32), PRECISION)
+        inv -= dot(step, inv, PRECISION)
         width *= 2
-    return solved
+    return inv
 
 
 @triton.jit
-def inverse(system, index, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the inverse of a triangular matrix with 1 on its diagonal, which is not read."""
-    BLOCKS: tl.constexpr = SIZE // 16  # on the diagonal: small products are enough at first
-    block, inner = tl.arange(0, BLOCKS), tl.arange(0, 16)
+def inverse(A, offs_t, PRECISION: tl.constexpr):
+    """Return the inverse of a triangular matrix with 1 on its diagonal, which is not read.
+
+    Inverses of blocks of 1, 2, 4 rows and so on are put together by products, which are small up to
+    16 rows. None of their numbers exceeds 1 where keys have length 1, so nothing is lost where keys
+    repeat.
+    """
+    BLOCKS: tl.constexpr = BLOCK_T // 16
+    block = tl.arange(0, BLOCKS)
+    inner = tl.arange(0, 16)
     same = (block[:, None] == block[None, :])[:, None, :, None]
-    own = tl.where(same, tl.reshape(system, [BLOCKS, 16, BLOCKS, 16]), 0.0)
-    own, unit = tl.sum(own, axis=2), (inner[:, None] == inner[None, :])[None, :, :]
-    solved = doubled(tl.where(unit, 1.0, tl.zeros_like(own)), own, inner, 1, PRECISION=PRECISION)
-    solved = tl.reshape(tl.where(same, solved[:, :, None, :], 0.0), [SIZE, SIZE])
-    return doubled(solved, system, index, 16, PRECISION=PRECISION)
+    diagonal = tl.where(same, tl.reshape(A, [BLOCKS, 16, BLOCKS, 16]), 0.0)
+    diagonal = tl.sum(diagonal, axis=2)
+    unit = (inner[:, None] == inner[None, :])[None, :, :]
+    inv = tl.where(unit, 1.0, tl.zeros_like(diagonal))
+    inv = merge_inverses(inv, diagonal, inner, 1, PRECISION=PRECISION)
+    inv = tl.reshape(tl.where(same, inv[:, :, None, :], 0.0), [BLOCK_T, BLOCK_T])
+    return merge_inverses(inv, A, offs_t, 16, PRECISION=PRECISION)
 
 
 @triton.jit
@@ -90,51 +88,57 @@ def systems_kernel(
     REPEAT: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    SIZE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write, for the rows of a chunk and a value head, the decay since the row began, and
-    rows of two matrices: one turns values that are new into what the rows write, the other turns
-    that into outputs."""
+    """Prepare a chunk for a value head, without a state.
+
+    Each program reads gates, queries and keys of a chunk once. It sums the log decays g from the
+    first row that each row depends on. Then it writes two matrices: the inverse of the triangular
+    system A of what rows write, times their strengths beta, which turns values that are new into
+    what the rows write; and scores of queries and keys, which turn that into outputs.
+    """
     HEADS: tl.constexpr = KEY_HEADS * REPEAT
     KEYS: tl.constexpr = KEY_HEADS * KEY_SIZE
     COLUMNS: tl.constexpr = 2 * KEYS + HEADS * VALUE_SIZE
-    chunk, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    chunk = tl.program_id(0) // HEADS
+    head = tl.program_id(0) % HEADS
     start = tl.load(chunks + chunk * 4).to(tl.int64)
-    index, inner = tl.arange(0, SIZE), tl.arange(0, BLOCK_K)
+    offs_t = tl.arange(0, BLOCK_T)
+    offs_k = tl.arange(0, BLOCK_K)
     length = tl.load(chunks + chunk * 4 + 4) - start
-    if length <= 0:  # of a graph's room
+    if length <= 0:  # padding of a graph
         return
-    real, first_of_head = index < length, start * HEADS + head
+    mask_t = offs_t < length
+    row_head = start * HEADS + head
+
     gates += start * stride + head
-    by = tl.sigmoid(tl.load(gates + index * stride, mask=real, other=0.0).to(tl.float32))
-    step = tl.load(gates + index * stride + HEADS, mask=real, other=0.0).to(tl.float32)
-    log = tl.load(decay + head) * softplus(step + tl.load(bias + head))
-    # Of the rows that a row depends on the first.
-    first = tl.load(begins + start + index, mask=real, other=0) - start
-    seen = (index[:, None] >= index[None, :]) & (index[None, :] >= first[:, None])
-    log = tl.sum(tl.where(seen & real[None, :], log[None, :], 0.0), axis=1)
-    tl.store(logs + first_of_head + index * HEADS, log, mask=real)
-    inside = real[:, None] & (inner < KEY_SIZE)[None, :]
+    beta = tl.sigmoid(tl.load(gates + offs_t * stride, mask=mask_t, other=0.0).to(tl.float32))
+    step = tl.load(gates + offs_t * stride + HEADS, mask=mask_t, other=0.0).to(tl.float32)
+    g = tl.load(decay + head) * softplus(step + tl.load(bias + head))
+    first = tl.load(begins + start + offs_t, mask=mask_t, other=0) - start
+    seen = (offs_t[:, None] >= offs_t[None, :]) & (offs_t[None, :] >= first[:, None])
+    g = tl.sum(tl.where(seen & mask_t[None, :], g[None, :], 0.0), axis=1)
+    tl.store(logs + row_head + offs_t * HEADS, g, mask=mask_t)
+
+    mask_k = mask_t[:, None] & (offs_k < KEY_SIZE)[None, :]
     convolved += start * COLUMNS + head // REPEAT * KEY_SIZE
-    of_key = index[:, None] * COLUMNS + inner[None, :]
-    q = tl.load(convolved + of_key, mask=inside, other=0.0)
-    k = tl.load(convolved + KEYS + of_key, mask=inside, other=0.0)
-    since = log[:, None] - log[None, :]
+    at_k = offs_t[:, None] * COLUMNS + offs_k[None, :]
+    q = tl.load(convolved + at_k, mask=mask_k, other=0.0)
+    k = tl.load(convolved + KEYS + at_k, mask=mask_k, other=0.0)
+    since = g[:, None] - g[None, :]
     between = tl.exp(tl.where(seen, since, float("-inf")))
-    squares += first_of_head * 2 * SIZE + index[:, None] * (2 * HEADS * SIZE) + index[None, :]
-    score = product(q, tl.trans(k), PRECISION) * between
-    tl.store(squares + SIZE, score, mask=real[:, None])
-    system = product(k, tl.trans(k), PRECISION) * between * by[:, None]
-    solution = inverse(system, index, SIZE, PRECISION) * by[None, :]
-    tl.store(squares, solution, mask=real[:, None])
+    squares += row_head * 2 * BLOCK_T + offs_t[:, None] * (2 * HEADS * BLOCK_T) + offs_t[None, :]
+    qk = dot(q, tl.trans(k), PRECISION) * between
+    tl.store(squares + BLOCK_T, qk, mask=mask_t[:, None])
+    A = dot(k, tl.trans(k), PRECISION) * between * beta[:, None]
+    tl.store(squares, inverse(A, offs_t, PRECISION) * beta[None, :], mask=mask_t[:, None])
 
 
 @triton.jit
-def state_at(pool, ends, place, STATE: tl.constexpr):
+def state_at(pool, held, place, STATE: tl.constexpr):
     """Return the pointer to a state at a place that has one."""
-    return tl.where(place >= 0, pool + place * STATE, ends + (-2 - place) * STATE)
+    return tl.where(place >= 0, pool + place * STATE, held + (-2 - place) * STATE)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -145,129 +149,131 @@ def walk_kernel(
     logs,
     squares,
     pool,
-    ends,
+    held,
     out,
     first,
     KEY_HEADS: tl.constexpr,
     REPEAT: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    SIZE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
-    """Write a block of values of a walk's outputs, and of the states that are kept; without CHAIN
-    those of a walk of one chunk, which keeps none."""
+    """Write BLOCK_V values of the outputs of a walk, and of the states that are kept.
+
+    Each program loads its part of the walk's first state into registers. For each chunk it takes
+    what the state knows of the keys from the values, applies `systems_kernel`'s matrices, writes
+    outputs, and moves the state to the chunk's end. The next chunk is fetched meanwhile. Without
+    CHAIN each walk has one chunk and keeps no state.
+    """
     HEADS: tl.constexpr = KEY_HEADS * REPEAT
     KEYS: tl.constexpr = KEY_HEADS * KEY_SIZE
     WIDTH: tl.constexpr = REPEAT * VALUE_SIZE  # of a state's row
     STATE: tl.constexpr = KEYS * WIDTH
     COLUMNS: tl.constexpr = 2 * KEYS + KEY_HEADS * WIDTH
-    walk, head = first + tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    begin, end = tl.load(walks + walk * 3), tl.load(walks + walk * 3 + 1)
-    if begin == end:  # of a graph's room
+    walk = first + tl.program_id(0) // HEADS
+    head = tl.program_id(0) % HEADS
+    begin = tl.load(walks + walk * 3)
+    end = tl.load(walks + walk * 3 + 1)
+    if begin == end:  # padding of a graph
         return
     source = tl.load(walks + walk * 3 + 2).to(tl.int64)
     key_head = head // REPEAT
-    index, inner = tl.arange(0, SIZE), tl.arange(0, BLOCK_K)
-    value = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    is_key, is_value = inner < KEY_SIZE, value < VALUE_SIZE
-    place = (key_head * KEY_SIZE + inner)[:, None] * WIDTH + head % REPEAT * VALUE_SIZE + value
-    inside = is_key[:, None] & is_value[None, :]
-    begun = state_at(pool, ends, source, STATE) + place
-    state = tl.load(begun, mask=inside & (source != -1), other=0.0)
+    offs_t = tl.arange(0, BLOCK_T)
+    offs_k = tl.arange(0, BLOCK_K)
+    offs_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    is_k = offs_k < KEY_SIZE
+    is_v = offs_v < VALUE_SIZE
+    at_state = (key_head * KEY_SIZE + offs_k)[:, None] * WIDTH + head % REPEAT * VALUE_SIZE + offs_v
+    mask_state = is_k[:, None] & is_v[None, :]
+    begun = state_at(pool, held, source, STATE) + at_state
+    state = tl.load(begun, mask=mask_state & (source != -1), other=0.0)
     for chunk in range(begin, end if CHAIN else begin + 1):
         entry = chunks + chunk * 4
-        start, stop = tl.load(entry).to(tl.int64), tl.load(entry + 4)
-        real, first_of_head = index < stop - start, start * HEADS + head
-        at_key, at_value = real[:, None] & is_key[None, :], real[:, None] & is_value[None, :]
-        log = tl.load(logs + first_of_head + index * HEADS, mask=real, other=0.0)
-        total = tl.load(logs + (stop.to(tl.int64) - 1) * HEADS + head)
-        of_q = convolved + start * COLUMNS + key_head * KEY_SIZE
-        of_v = convolved + start * COLUMNS + 2 * KEYS + head * VALUE_SIZE
-        of_key = index[:, None] * COLUMNS + inner[None, :]
-        square = squares + first_of_head * 2 * SIZE
-        square += index[:, None] * (2 * HEADS * SIZE) + index[None, :]
-        k = tl.load(of_q + KEYS + of_key, mask=at_key, other=0.0)
-        known = tl.exp(log)[:, None] * product(k, state, PRECISION)
-        new = tl.load(of_v + index[:, None] * COLUMNS + value[None, :], mask=at_value, other=0.0)
-        solution = tl.load(square, mask=real[:, None], other=0.0)
-        written = product(solution, new.to(tl.float32) - known, PRECISION)
-        q = tl.load(of_q + of_key, mask=at_key, other=0.0)
-        result = tl.exp(log)[:, None] * product(q, state, PRECISION)
-        score = tl.load(square + SIZE, mask=real[:, None], other=0.0)
-        result += product(score, written, PRECISION)
-        to = index[:, None] * (HEADS * VALUE_SIZE) + value[None, :]
-        tl.store(out + first_of_head * VALUE_SIZE + to, result, mask=at_value)
+        start = tl.load(entry).to(tl.int64)
+        stop = tl.load(entry + 4)
+        mask_t = offs_t < stop - start
+        row_head = start * HEADS + head
+        mask_k = mask_t[:, None] & is_k[None, :]
+        mask_v = mask_t[:, None] & is_v[None, :]
+        g = tl.load(logs + row_head + offs_t * HEADS, mask=mask_t, other=0.0)
+        g_end = tl.load(logs + (stop.to(tl.int64) - 1) * HEADS + head)
+        ptr_q = convolved + start * COLUMNS + key_head * KEY_SIZE
+        ptr_v = convolved + start * COLUMNS + 2 * KEYS + head * VALUE_SIZE
+        at_k = offs_t[:, None] * COLUMNS + offs_k[None, :]
+        square = squares + row_head * 2 * BLOCK_T
+        square += offs_t[:, None] * (2 * HEADS * BLOCK_T) + offs_t[None, :]
+        k = tl.load(ptr_q + KEYS + at_k, mask=mask_k, other=0.0)
+        known = tl.exp(g)[:, None] * dot(k, state, PRECISION)
+        v = tl.load(ptr_v + offs_t[:, None] * COLUMNS + offs_v[None, :], mask=mask_v, other=0.0)
+        inv = tl.load(square, mask=mask_t[:, None], other=0.0)
+        written = dot(inv, v.to(tl.float32) - known, PRECISION)
+        q = tl.load(ptr_q + at_k, mask=mask_k, other=0.0)
+        acc = tl.exp(g)[:, None] * dot(q, state, PRECISION)
+        qk = tl.load(square + BLOCK_T, mask=mask_t[:, None], other=0.0)
+        acc += dot(qk, written, PRECISION)
+        at_out = offs_t[:, None] * (HEADS * VALUE_SIZE) + offs_v[None, :]
+        tl.store(out + row_head * VALUE_SIZE + at_out, acc, mask=mask_v)
         if CHAIN:
-            kept = written * tl.exp(total - log)[:, None]
-            state = tl.exp(total) * state + product(tl.trans(k), kept, PRECISION)
+            kept = written * tl.exp(g_end - g)[:, None]
+            state = tl.exp(g_end) * state + dot(tl.trans(k), kept, PRECISION)
             for target in tl.static_range(1, 4):
                 slot = tl.load(entry + target).to(tl.int64)
                 if slot != -1:
-                    tl.store(state_at(pool, ends, slot, STATE) + place, state, mask=inside)
+                    tl.store(state_at(pool, held, slot, STATE) + at_state, state, mask=mask_state)
 
 
 @triton.jit
-def row_at(new, old, place, column, inside):
-    """Return a row of the batch, or a kept one, or zeros."""
-    row = tl.where(place >= 0, new, old)
-    return tl.load(row + column, mask=inside & (place != -1), other=0.0)
+def load_rows(mixed, tails, place, stride, column, mask, COLUMNS: tl.constexpr):
+    """Load rows by their places: rows of the batch, or kept ones, or zeros."""
+    row = tl.where(place >= 0, mixed + place * stride, tails + (-2 - place) * COLUMNS)
+    return tl.load(row[:, None] + column[None, :], mask=mask & (place != -1)[:, None], other=0.0)
 
 
-@triton.jit
-def columns_of(COLUMNS, SIZE, BLOCK_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Return the heads of a program, their columns, and which of these there are."""
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    inner = tl.arange(0, BLOCK_SIZE)[None, :]
-    column = head[:, None] * SIZE + inner
-    return head, column, (inner < SIZE) & (column < COLUMNS)
-
-
-@triton.jit
-def nothing():
-    """Return no blocks, of any type."""
-    return ()
-
-
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def convolve_kernel(
     mixed,
     tails,
     places,
     weight,
     out,
-    rows,
+    num_rows,
     stride,
     COLUMNS: tl.constexpr,
     TAPS: tl.constexpr,
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Write a block of heads of a few rows, which share what is read of the weights."""
-    head, column, inside = columns_of(COLUMNS, SIZE, BLOCK_HEADS, BLOCK_SIZE)
-    weights = nothing()
-    for tap in tl.static_range(TAPS):
-        weights += (tl.load(weight + tap * COLUMNS + column, mask=inside, other=0.0),)
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    for row in range(first, min(first + ROWS, rows)):
-        own = tl.load(mixed + row * stride + column, mask=inside, other=0.0)
-        total = own.to(tl.float32) * weights[TAPS - 1]
-        for tap in tl.static_range(TAPS - 1):
-            place = tl.load(places + row * (TAPS - 1) + tap).to(tl.int64)
-            new, old = mixed + place * stride, tails + (-2 - place) * COLUMNS
-            x = row_at(new, old, place, column, inside=inside)
-            total += x.to(tl.float32) * weights[tap]
-        total *= tl.sigmoid(total)
-        factor = tl.rsqrt(tl.sum(total * total, axis=1) + EPSILON)
-        factor = tl.where(head * SIZE < KEYS, factor * (SIZE**-0.5), factor)
-        total *= tl.where(head * SIZE < 2 * KEYS, factor, 1.0)[:, None]
-        tl.store(out + row * COLUMNS + column, total.to(out.dtype.element_ty), mask=inside)
+    """Convolve BLOCK_M rows of a head.
+
+    Each program multiplies its rows with the last tap's weights, then adds, tap by tap, the rows
+    before them. SiLU follows; heads of queries and keys are normed, and queries scaled.
+    """
+    head = tl.program_id(1)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    column = head * SIZE + offs_n
+    mask_m = offs_m < num_rows
+    mask_n = (offs_n < SIZE) & (column < COLUMNS)
+    mask = mask_m[:, None] & mask_n[None, :]
+    x = load_rows(mixed, tails, offs_m, stride, column, mask, COLUMNS=COLUMNS)
+    w = tl.load(weight + (TAPS - 1) * COLUMNS + column, mask=mask_n, other=0.0)
+    acc = x.to(tl.float32) * w[None, :]
+    for tap in tl.static_range(TAPS - 1):
+        place = tl.load(places + offs_m * (TAPS - 1) + tap, mask=mask_m, other=-1).to(tl.int64)
+        x = load_rows(mixed, tails, place, stride, column, mask, COLUMNS=COLUMNS)
+        w = tl.load(weight + tap * COLUMNS + column, mask=mask_n, other=0.0)
+        acc += x.to(tl.float32) * w[None, :]
+    acc *= tl.sigmoid(acc)
+    if head * SIZE < 2 * KEYS:
+        scale = tl.where(head * SIZE < KEYS, SIZE**-0.5, 1.0)
+        acc *= (tl.rsqrt(tl.sum(acc * acc, axis=1) + EPSILON) * scale)[:, None]
+    to = offs_m[:, None] * COLUMNS + column[None, :]
+    tl.store(out + to, acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -279,71 +285,62 @@ def keep_tails_kernel(
     COLUMNS: tl.constexpr,
     TAPS: tl.constexpr,
     SIZE: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Write a block of columns of a slot. Its own rows only move forward."""
-    _, column, inside = columns_of(COLUMNS, SIZE, BLOCK_HEADS, BLOCK_SIZE)
+    """Read all rows of a tail, in SIZE of the columns, then write them to its slot."""
     entry = kept + tl.program_id(0) * TAPS
     slot = tl.load(entry).to(tl.int64)
-    for tap in tl.static_range(TAPS - 1):
-        place = tl.load(entry + tap + 1).to(tl.int64)
-        new, old = mixed + place * stride, tails + (-2 - place) * COLUMNS
-        row = row_at(new, old, place, column, inside=inside)
-        tl.debug_barrier()  # before another thread overwrites it
-        to = tails + (slot * (TAPS - 1) + tap) * COLUMNS + column
-        tl.store(to, row, mask=inside & (slot >= 0))
+    offs_m = tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * SIZE + tl.arange(0, BLOCK_N)
+    mask_m = offs_m < TAPS - 1
+    mask = mask_m[:, None] & (column < COLUMNS)[None, :]
+    place = tl.load(entry + 1 + offs_m, mask=mask_m, other=-1).to(tl.int64)
+    rows = load_rows(mixed, tails, place, stride, column, mask, COLUMNS=COLUMNS)
+    tl.debug_barrier()  # before another thread overwrites them
+    to = (slot * (TAPS - 1) + offs_m)[:, None] * COLUMNS + column[None, :]
+    tl.store(tails + to, rows, mask=mask & (slot >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def gated_norm_kernel(
     x,
     gate,
     weight,
     out,
+    num_rows,
     stride,
     eps,
     COLUMNS: tl.constexpr,
     SIZE: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Write a block of heads of a row."""
-    row = tl.program_id(0).to(tl.int64)
-    head, column, inside = columns_of(COLUMNS, SIZE, BLOCK_HEADS, BLOCK_SIZE)
-    value = tl.load(x + row * COLUMNS + column, mask=inside, other=0.0)
+    """Norm BLOCK_M rows of a head, and multiply them with the weight and SiLU of the gate."""
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    column = tl.program_id(1) * SIZE + offs_n
+    mask_n = offs_n < SIZE
+    mask = (offs_m < num_rows)[:, None] & mask_n[None, :]
+    at = offs_m[:, None] * COLUMNS + column[None, :]
+    value = tl.load(x + at, mask=mask, other=0.0)
     value *= tl.rsqrt(tl.sum(value * value, axis=1) / SIZE + eps)[:, None]
-    value *= tl.load(weight + column - head[:, None] * SIZE, mask=inside, other=0.0)
-    opened = tl.load(gate + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    value *= opened * tl.sigmoid(opened)
-    tl.store(out + row * COLUMNS + column, value.to(out.dtype.element_ty), mask=inside)
+    value *= tl.load(weight + offs_n, mask=mask_n, other=0.0)[None, :]
+    z = tl.load(gate + offs_m[:, None] * stride + column[None, :], mask=mask, other=0.0)
+    z = z.to(tl.float32)
+    value *= z * tl.sigmoid(z)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=mask)
 
 
 @chosen_once
-def _of_chunks(
-    kernel: Any, sizes: tuple[int, ...], precision: str, warps: int = 4, **own: int
+def _launch_rows(
+    kernel: object, block_m: int, size: int, free: int = 1, **constants: int
 ) -> CachedLaunch:
-    """Return the launch for key heads, value heads of each, and their sizes."""
-    block = max(16, next_power_of_two(sizes[2]))
-    of_all = {"SIZE": LONGEST, "BLOCK_K": block, "PRECISION": precision}
-    constants = {**dict(zip(NAMES, sizes, strict=True)), **of_all, **own}
-    # What float32 would fetch ahead does not fit some devices.
-    ahead = own.get("CHAIN", False) and precision == "tf32"
-    options = {"num_warps": warps, "num_stages": 2 if ahead else 1}
-    return CachedLaunch(kernel, constants, options, free=1, dtypes=(0, 1))
-
-
-@chosen_once
-def _of_rows(
-    kernel: Any, columns: int, size: int, free: int = 0, **own: int
-) -> tuple[CachedLaunch, int]:
-    """Return the launch for heads of `size` columns, and the number of programs of a row."""
-    wide, heads = next_power_of_two(size), triton.cdiv(columns, size)
-    block = min(next_power_of_two(heads), max(1, BLOCK // wide))
-    own |= {"COLUMNS": columns, "SIZE": size, "BLOCK_HEADS": block, "BLOCK_SIZE": wide}
-    options = {"num_warps": row_warps(block * wide)}
-    programs = triton.cdiv(heads, block)
-    return CachedLaunch(kernel, own, options, free=free, dtypes=(0, 1)), programs
+    """Return the launch of programs with `block_m` rows of `size` columns."""
+    block_n = next_power_of_two(size)
+    constants |= {"SIZE": size, "BLOCK_M": block_m, "BLOCK_N": block_n}
+    options = {"num_warps": row_warps(block_m * block_n)}
+    return CachedLaunch(kernel, constants, options, free=free, dtypes=(0, 1))
 
 
 def convolve(
@@ -351,48 +348,71 @@ def convolve(
 ) -> Tensor:
     rows, columns = mixed.shape
     out = torch.empty(mixed.shape, dtype=mixed.dtype, device=mixed.device)
-    own = {"TAPS": len(weight), "KEYS": keys, "ROWS": ROWS}
-    launch, programs = _of_rows(convolve_kernel, columns, size, free=1, **own)
-    tensors = mixed, tails, places, weight, out
-    launch((triton.cdiv(rows, ROWS), programs), tensors, (rows, mixed.stride(0)))
+    taps = {"COLUMNS": columns, "TAPS": len(weight), "KEYS": keys}
+    launch = _launch_rows(convolve_kernel, BLOCK_M, size, **taps)
+    grid = triton.cdiv(rows, BLOCK_M), triton.cdiv(columns, size)
+    launch(grid, (mixed, tails, places, weight, out), (rows, mixed.stride(0)))
     return out
 
 
 def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
-    launch, programs = _of_rows(keep_tails_kernel, mixed.shape[1], BLOCK, TAPS=kept.shape[1])
-    launch((len(kept), programs), (mixed, tails, kept), (mixed.stride(0),))
+    columns = mixed.shape[1]
+    taps = kept.shape[1]
+    block_m = next_power_of_two(taps - 1)
+    sizes = {"COLUMNS": columns, "TAPS": taps}
+    launch = _launch_rows(keep_tails_kernel, block_m, TAIL_COLUMNS, free=0, **sizes)
+    grid = len(kept), triton.cdiv(columns, TAIL_COLUMNS)
+    launch(grid, (mixed, tails, kept), (mixed.stride(0),))
 
 
 def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows, heads, size = out.shape
     result = torch.empty((rows, heads * size), dtype=gate.dtype, device=gate.device)
-    launch, programs = _of_rows(gated_norm_kernel, heads * size, size)
-    launch((rows, programs), (out, gate, weight, result), (gate.stride(0), eps))
+    launch = _launch_rows(gated_norm_kernel, BLOCK_M, size, COLUMNS=heads * size)
+    grid = triton.cdiv(rows, BLOCK_M), heads
+    launch(grid, (out, gate, weight, result), (rows, gate.stride(0), eps))
     return result
+
+
+@chosen_once
+def _launch_chunks(
+    kernel: object, sizes: tuple[int, int, int, int], precision: str, warps: int = 4, **more: int
+) -> CachedLaunch:
+    """Return the launch for key heads, value heads of each, and their sizes."""
+    names = ("KEY_HEADS", "REPEAT", "KEY_SIZE", "VALUE_SIZE")
+    constants: dict[str, int | str] = {**dict(zip(names, sizes, strict=True)), **more}
+    constants |= {"BLOCK_K": max(16, next_power_of_two(sizes[2])), "PRECISION": precision}
+    # What float32 would fetch ahead does not fit some devices.
+    ahead = more.get("CHAIN", False) and precision == "tf32"
+    options = {"num_warps": warps, "num_stages": 2 if ahead else 1}
+    return CachedLaunch(kernel, constants, options, free=1, dtypes=(0, 1))
 
 
 def delta_rule(
     convolved: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, walks: Walks, pool: Tensor
 ) -> Tensor:
     _, key_heads, key_size, values = pool.shape
-    rows, heads, chunks = len(convolved), len(decay), len(walks.chunks) - 1
+    rows = len(convolved)
+    heads = len(decay)
+    chunks = len(walks.chunks) - 1
     sizes = key_heads, heads // key_heads, key_size, values * key_heads // heads
     kind = sizes, "tf32x3" if convolved.dtype == torch.float32 else "tf32"
-    shapes = (rows, heads), (rows, heads, 2, LONGEST), (rows, heads, sizes[3])
+    shapes = (rows, heads), (rows, heads, 2, CHUNK_SIZE), (rows, heads, sizes[3])
     logs, squares, out, held = (
         torch.empty(shape, dtype=torch.float32, device=pool.device)
         for shape in (*shapes, (walks.held, *pool.shape[1:]))
     )
     by_row = convolved, gates, decay, bias, walks.begins, walks.chunks, logs, squares
-    _of_chunks(systems_kernel, *kind)((chunks * heads, 1), by_row, (gates.stride(0),))
-    first, hopper = 0, arch_of(pool) == 90
+    _launch_chunks(systems_kernel, *kind)((chunks * heads, 1), by_row, (gates.stride(0),))
+    first = 0
+    hopper = arch_of(pool) == 90
     for level, count in enumerate(walks.levels):
         if count:
             chain = level % 2 == 0
             # As many values of a program as leave its registers off the stack.
             most = 64 if hopper and not chain else 16
             block = min(most, max(16, next_power_of_two(sizes[3])))
-            walk = _of_chunks(
+            walk = _launch_chunks(
                 walk_kernel, *kind, 4 if hopper or not chain else 8, BLOCK_V=block, CHAIN=chain
             )
             tensors = convolved, walks.chunks, walks.walks, logs, squares, pool, held, out

@@ -1,4 +1,3 @@
-from gpuscore_kernels.extend_attention.api import extend_attention
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.extend_attention.table import (
     DeviceTiles,
@@ -23,7 +22,6 @@ __all__ = [
     "TileTable",
     "aligned",
     "build_tiles",
-    "extend_attention",
     "list_words",
     "upload",
     "word_slices",

@@ -19,9 +19,9 @@ from gpuscore_kernels.extend_attention.table import TileShape
 class TileConfig:
     """Sizes of the kernel's tiles, and how it is launched."""
 
-    rows: int  # of a query tile: tokens times query heads of one KV head; a power of two, >= 16
-    keys: int  # of a full tile; a power of two, >= 16
-    own: int  # of a masked tile; a power of two, >= 16, that divides `keys`
+    block_m: int  # of a query tile: tokens times query heads of one KV head; a power of two, >= 16
+    block_n: int  # of a full tile; a power of two, >= 16
+    masked_n: int  # of a masked tile; a power of two, >= 16, that divides `block_n`
     num_warps: int
     num_stages: int
     is_steady: bool = False  # a row's tiles do not depend on other rows
@@ -30,21 +30,23 @@ class TileConfig:
         """Return the tile shape for `group` query heads per KV head.
 
         Raises:
-            ValueError: `group` is larger than `rows`.
+            ValueError: `group` is larger than `block_m`.
         """
-        if group > self.rows:
-            raise ValueError(f"{group} query heads share a KV head; supported: at most {self.rows}")
-        return TileShape(self.rows // group, self.keys, self.own, self.is_steady)
+        if group > self.block_m:
+            raise ValueError(
+                f"{group} query heads share a KV head; supported: at most {self.block_m}"
+            )
+        return TileShape(self.block_m // group, self.block_n, self.masked_n, self.is_steady)
 
     def steady(self) -> "TileConfig":
         """Return the configuration with tiles of a row that do not depend on other rows."""
-        return replace(self, own=self.keys, is_steady=True)
+        return replace(self, masked_n=self.block_n, is_steady=True)
 
 
 MAX_HEAD_DIM = 256
 Row: TypeAlias = Mapping[int, TileConfig]  # by head size, rounded up
 # L4, L40S, RTX PRO 6000, which have 99 KiB of shared memory: the most warps on a multiprocessor, of
-# tiles with at least 32 keys (docs/explanation/device-checks.md).
+# tiles with at least 32 keys (docs/explanation/cuda-runner.md).
 _SMALL = {
     64: TileConfig(64, 32, 16, num_warps=4, num_stages=3),
     128: TileConfig(128, 32, 32, num_warps=8, num_stages=3),

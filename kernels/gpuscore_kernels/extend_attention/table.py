@@ -27,17 +27,17 @@ Flags: TypeAlias = NDArray[np.bool_]
     POOL_START,  # in `pool_tiles`: full tiles of the cached prefix
     POOL_END,
     NUM_PACKED,  # full tiles of this batch: the i-th starts at row
-    NUM_ROOT,  # (i < NUM_ROOT ? ROOT_BASE : OWN_BASE) + i * keys
+    NUM_ROOT,  # (i < NUM_ROOT ? ROOT_BASE : SEGMENT_BASE) + i * keys
     ROOT_BASE,
-    OWN_BASE,
+    SEGMENT_BASE,
 ) = range(11)
 TILE_FIELDS = 11
-# Columns of `TileTable.masked`. KEY: the position of the first key; for OWN its row in the batch.
-KEY_START, NUM_KEYS, KEY, WHOSE, IS_PACKED = range(5)
+# Columns of `TileTable.masked`. KEY: the position of the first key; for SAME its row in the batch.
+KEY_START, NUM_KEYS, KEY, SEGMENT, IS_PACKED = range(5)
 MASKED_FIELDS = 5
-# WHOSE: the first row of the segment whose rows see the keys, or one of these.
+# SEGMENT: the first row of the segment whose rows see the keys, or one of these.
 SHARED = -1  # every row of the tile sees them
-OWN = -2  # a row sees the keys of its own segment, up to itself
+SAME = -2  # a row sees the keys of its own segment, up to itself
 # Rows of `TileTable.rows`.
 QUERY_ROW, BATCH_ROW, FIRST_ROW, POSITION = range(4)  # FIRST_ROW: the first row of its segment
 ROW_FIELDS = 4
@@ -45,13 +45,13 @@ ROW_FIELDS = 4
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """Sizes of tiles; `keys` divides the page size and `own` divides `keys`."""
+    """Sizes of tiles; `keys` divides the page size and `masked_keys` divides `keys`."""
 
     rows: int  # tokens of a query tile; the kernel has a row per token and head of a KV head
     keys: int  # of a full tile
-    own: int  # of a masked tile
+    masked_keys: int  # of a masked tile
     # A row's tiles do not depend on other rows: keys come in the order of positions, and a masked
-    # tile holds keys of one segment. `own` is then `keys`.
+    # tile holds keys of one segment. `masked_keys` is then `keys`.
     is_steady: bool = False
 
 
@@ -151,11 +151,14 @@ class TablePlace:
         Returns:
             The first word after the lists.
         """
-        rows, tiles = self._rows(words), self._tiles(words)
+        rows = self._rows(words)
+        tiles = self._tiles(words)
         rows[:, : table.rows.shape[1]] = table.rows
-        count, pool_words = len(table.tiles), len(table.pool_tiles)
+        count = len(table.tiles)
+        pool_words = len(table.pool_tiles)
         first = -(-(tail + pool_words) // MASKED_FIELDS)
-        start, end = first * MASKED_FIELDS, first * MASKED_FIELDS + table.masked.size
+        start = first * MASKED_FIELDS
+        end = first * MASKED_FIELDS + table.masked.size
         words[start:end] = table.masked.reshape(-1)
         tiles[:count] = table.tiles
         tiles[:count, MASKED_START : MASKED_END + 1] += first
@@ -167,7 +170,8 @@ class TablePlace:
 
     def on_device(self, words: Tensor, shape: TileShape, window: int | None) -> DeviceTiles:
         """Return the table in an array of words that is on a device."""
-        rows, tiles = self._rows(words), self._tiles(words)
+        rows = self._rows(words)
+        tiles = self._tiles(words)
         masked = words[: len(words) // MASKED_FIELDS * MASKED_FIELDS].view(-1, MASKED_FIELDS)
         return DeviceTiles(shape, window, rows, tiles, pool_tiles=words, masked=masked)
 
@@ -176,7 +180,8 @@ class TablePlace:
         return words.reshape(ROW_FIELDS, self.rows)
 
     def _tiles(self, words: WordsT) -> WordsT:
-        start, size = self._tiles_start, self.tiles * TILE_FIELDS
+        start = self._tiles_start
+        size = self.tiles * TILE_FIELDS
         return words[start : start + size].reshape(self.tiles, TILE_FIELDS)
 
 
@@ -199,7 +204,8 @@ def list_words(tables: Sequence[TileTable]) -> int:
 
 def upload(tables: Sequence[TileTable], device: torch.device) -> list[DeviceTiles]:
     """Copy all tables to the device at once, without waiting for it."""
-    places, end = [], 0
+    places = []
+    end = 0
     for table in tables:
         places.append(TablePlace(table.rows.shape[1], len(table.tiles), end))
         end = places[-1].end

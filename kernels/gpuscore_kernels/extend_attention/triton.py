@@ -1,9 +1,7 @@
 """`extend_attention` in Triton: one launch for all tiles of all requests and KV heads.
 
-A program computes one query tile and one KV head; its rows are the tile's tokens times the query
-heads of that KV head. It reads masked tiles (with a window), full tiles of the pool, full tiles of
-the batch and masked tiles. Scores and sums are float32, exponentials have base 2. A masked key's
-weight is exactly 0, so it changes no sum. The recurrence is FlashAttention-2's (arXiv 2307.08691).
+Scores and sums are float32, exponentials have base 2. A masked key's weight is exactly 0, so it
+changes no sum. The recurrence is FlashAttention-2's (arXiv 2307.08691).
 """
 
 import triton
@@ -27,13 +25,13 @@ POOL_END = tl.constexpr(columns.POOL_END)
 NUM_PACKED = tl.constexpr(columns.NUM_PACKED)
 NUM_ROOT = tl.constexpr(columns.NUM_ROOT)
 ROOT_BASE = tl.constexpr(columns.ROOT_BASE)
-OWN_BASE = tl.constexpr(columns.OWN_BASE)
+SEGMENT_BASE = tl.constexpr(columns.SEGMENT_BASE)
 MASKED_FIELDS = tl.constexpr(columns.MASKED_FIELDS)
 NUM_KEYS = tl.constexpr(columns.NUM_KEYS)
 KEY = tl.constexpr(columns.KEY)
-WHOSE = tl.constexpr(columns.WHOSE)
+SEGMENT = tl.constexpr(columns.SEGMENT)
 IS_PACKED = tl.constexpr(columns.IS_PACKED)
-OF_ROW = tl.constexpr(columns.OWN)
+SAME = tl.constexpr(columns.SAME)
 SHARED = tl.constexpr(columns.SHARED)
 BATCH_ROW = tl.constexpr(columns.BATCH_ROW)
 FIRST_ROW = tl.constexpr(columns.FIRST_ROW)
@@ -42,89 +40,92 @@ NO_KEY = tl.constexpr(2**31 - 1)  # above every row and position
 
 
 @triton.jit
-def _load_keys(base, stride, offset_n, offset_d, D: tl.constexpr, count=None):
-    """Load [BN, D_PAD] from `base`, with zeros beyond D and from row `count` on."""
-    pointers = base + offset_n[:, None] * stride + offset_d[None, :]
-    even: tl.constexpr = offset_d.shape[0] == D
+def _load_keys(base, stride, offs_n, offs_d, D: tl.constexpr, count=None):
+    """Load [BLOCK_N, BLOCK_D] from `base`, with zeros beyond D and from row `count` on."""
+    pointers = base + offs_n[:, None] * stride + offs_d[None, :]
+    even: tl.constexpr = offs_d.shape[0] == D
     if count is not None:
-        mask = offset_n[:, None] < count
+        mask = offs_n[:, None] < count
         if not even:
-            mask = mask & (offset_d[None, :] < D)
+            mask = mask & (offs_d[None, :] < D)
         return tl.load(pointers, mask=mask, other=0.0)
     if even:
         return tl.load(pointers)
-    return tl.load(pointers, mask=offset_d[None, :] < D, other=0.0)
+    return tl.load(pointers, mask=offs_d[None, :] < D, other=0.0)
 
 
 @triton.jit
-def _step(q, keys, sums, factors, CAP: tl.constexpr, visible=None):
-    """Add a tile of keys and values to `sums`: each row's maximum, sum of weights and weighted
-    values. Every key is seen, or those of `visible`."""
-    k, v = keys
-    top, total, acc = sums
-    scale, cap = factors
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+def _attn_step(acc, l_i, m_i, q, k, v, qk_scale, softcap, CAP: tl.constexpr, visible=None):
+    """Add a tile of keys and values to each row's weighted values `acc`, sum of weights `l_i` and
+    maximum `m_i`. Every key is seen, or those of `visible`."""
+    qk = tl.dot(q, tl.trans(k), input_precision="ieee")
     if CAP:
         # softcap * tanh(scale * s / softcap), in units of base 2
-        scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * scale)))
-        scale = LOG2_E
+        qk = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(qk * qk_scale)))
+        qk_scale = LOG2_E
     if visible is not None:
-        scores = tl.where(visible, scores, NEVER)
-    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
-    weights = tl.exp2(scores * scale - new_top[:, None])
+        qk = tl.where(visible, qk, NEVER)
+    m_ij = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
+    p = tl.exp2(qk * qk_scale - m_ij[:, None])
     if visible is not None:
-        weights = tl.where(visible, weights, 0.0)
-    shrink = tl.exp2(top - new_top)
-    total = total * shrink + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-    return new_top, total, acc
+        p = tl.where(visible, p, 0.0)
+    alpha = tl.exp2(m_i - m_ij)
+    l_i = l_i * alpha + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
+    return acc, l_i, m_ij
 
 
 @triton.jit
-def _masked_step(
-    tiles,
+def _attn_masked(
+    acc,
+    l_i,
+    m_i,
     q,
-    sums,
-    factors,
+    tiles,
+    qk_scale,
+    softcap,
     of_rows,
     pool,
     batch,
-    offset_d,
+    offs_d,
     WINDOW: tl.constexpr,
     D: tl.constexpr,
-    OWN: tl.constexpr,
+    MASKED_N: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """Add all masked tiles of one range of the table, whose keys are in the pool or the batch."""
+    """Add all masked tiles of one range of the table; their keys are in the pool or the batch."""
     begin, end, masked = tiles
     batch_row, first_row, position = of_rows
     pool_k, stride_pk, pool_v, stride_pv = pool
     k, stride_k, v, stride_v = batch
-    offset_n = tl.arange(0, OWN)
+    offs_n = tl.arange(0, MASKED_N)
     for index in tl.range(begin, end):
         entry = masked + index * MASKED_FIELDS
-        start = tl.load(entry).to(tl.int64)
+        start_n = tl.load(entry).to(tl.int64)
         count = tl.load(entry + NUM_KEYS)
-        key = tl.where(offset_n < count, tl.load(entry + KEY) + offset_n, NO_KEY)
-        whose = tl.load(entry + WHOSE)
+        key = tl.where(offs_n < count, tl.load(entry + KEY) + offs_n, NO_KEY)
+        segment = tl.load(entry + SEGMENT)
         packed = tl.load(entry + IS_PACKED) != 0
-        from_k = tl.where(packed, k + start * stride_k, pool_k + start * stride_pk)
-        from_v = tl.where(packed, v + start * stride_v, pool_v + start * stride_pv)
+        base_k = tl.where(packed, k + start_n * stride_k, pool_k + start_n * stride_pk)
+        base_v = tl.where(packed, v + start_n * stride_v, pool_v + start_n * stride_pv)
         step_k = tl.where(packed, stride_k, stride_pk)
         step_v = tl.where(packed, stride_v, stride_pv)
-        own = whose == OF_ROW
-        others = tl.where((whose == SHARED) | (first_row == whose), 0, NO_KEY)
-        oldest = tl.where(own, first_row, others)
+        same = segment == SAME
+        others = tl.where((segment == SHARED) | (first_row == segment), 0, NO_KEY)
+        oldest = tl.where(same, first_row, others)
         # Keys of other segments come before a row.
-        newest = tl.where(own, batch_row, NO_KEY - 1)
+        newest = tl.where(same, batch_row, NO_KEY - 1)
         if WINDOW > 0:
-            newest = tl.where(own, batch_row, position)
+            newest = tl.where(same, batch_row, position)
             oldest = tl.maximum(oldest, newest - (WINDOW - 1))
         visible = (key[None, :] <= newest[:, None]) & (key[None, :] >= oldest[:, None])
-        keys = _load_keys(from_k, step_k, offset_n, offset_d, D=D, count=count)
-        values = _load_keys(from_v, step_v, offset_n, offset_d, D=D, count=count)
-        sums = _step(q, (keys, values), sums, factors, CAP=CAP, visible=visible)
-    return sums
+        keys = _load_keys(base_k, step_k, offs_n, offs_d, D=D, count=count)
+        values = _load_keys(base_v, step_v, offs_n, offs_d, D=D, count=count)
+        acc, l_i, m_i = _attn_step(
+            acc, l_i, m_i, q, k=keys, v=values, qk_scale=qk_scale, softcap=softcap, CAP=CAP,
+            visible=visible,
+        )  # fmt: skip
+    return acc, l_i, m_i
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -140,8 +141,8 @@ def extend_attention_kernel(
     pool_tiles,  # int32
     masked,  # int32 [*, MASKED_FIELDS]
     num_rows,
-    scale,  # times log2(e); with a soft-cap times 2 log2(e) / softcap
-    cap,  # the soft-cap
+    qk_scale,  # times log2(e); with a soft-cap times 2 log2(e) / softcap
+    softcap,
     stride_qm,
     stride_qh,
     stride_kt,
@@ -157,12 +158,19 @@ def extend_attention_kernel(
     WINDOW: tl.constexpr,  # 0 = none
     GROUP: tl.constexpr,  # heads per KV head
     D: tl.constexpr,
-    D_PAD: tl.constexpr,  # next power of two
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    OWN: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # next power of two
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED_N: tl.constexpr,
     CAP: tl.constexpr,
 ):
+    """Attend BLOCK_M rows, which are a tile's tokens times the query heads of one KV head.
+
+    Each program loads q once, and keeps the running maximum m_i, sum l_i and weighted values acc of
+    its rows. It goes over tiles of keys: with a window masked ones; then BLOCK_N keys of the pool
+    at a time; then of the batch; and masked ones, MASKED_N keys each. Each tile's scores move m_i;
+    acc and l_i are rescaled and added to. In the end acc / l_i is stored.
+    """
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     kv_head = tl.program_id(1)
     wide_head = kv_head.to(tl.int64)
@@ -170,40 +178,42 @@ def extend_attention_kernel(
     count = tl.load(tile + NUM_ROWS)
 
     # Row r of the tile is token r // GROUP and head r % GROUP of this KV head.
-    offset_m = tl.arange(0, BM)
-    offset_n = tl.arange(0, BN)
-    offset_d = tl.arange(0, D_PAD)
-    token = offset_m // GROUP
-    head = kv_head * GROUP + offset_m % GROUP
-    real = token < count
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    token = offs_m // GROUP
+    head = kv_head * GROUP + offs_m % GROUP
+    mask_m = token < count
     of_token = rows + row_start + token
-    row = tl.load(of_token, mask=real, other=0).to(tl.int64)
-    batch_row = tl.load(of_token + BATCH_ROW * num_rows, mask=real, other=-1)
-    first_row = tl.load(of_token + FIRST_ROW * num_rows, mask=real, other=0)
+    row = tl.load(of_token, mask=mask_m, other=0).to(tl.int64)
+    batch_row = tl.load(of_token + BATCH_ROW * num_rows, mask=mask_m, other=-1)
+    first_row = tl.load(of_token + FIRST_ROW * num_rows, mask=mask_m, other=0)
     position = batch_row
     if WINDOW > 0:
-        position = tl.load(of_token + POSITION * num_rows, mask=real, other=-1)
-    in_head = real[:, None] & (offset_d[None, :] < D)
+        position = tl.load(of_token + POSITION * num_rows, mask=mask_m, other=-1)
+    mask = mask_m[:, None] & (offs_d[None, :] < D)
 
-    at = row[:, None] * stride_qm + head[:, None] * stride_qh + offset_d[None, :]
-    q_tile = tl.load(q + at, mask=in_head, other=0.0)
-    top = tl.full([BM], NEVER, tl.float32)
-    sums = top, tl.zeros([BM], tl.float32), tl.zeros([BM, D_PAD], tl.float32)
+    at_q = row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :]
+    q = tl.load(q + at_q, mask=mask, other=0.0)
+    m_i = tl.full([BLOCK_M], NEVER, tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
-    k_head = k + wide_head * stride_kh
-    v_head = v + wide_head * stride_vh
-    pool_k_head = pool_k + wide_head * stride_pkh
-    pool_v_head = pool_v + wide_head * stride_pvh
-    of_rows, factors = (batch_row, first_row, position), (scale, cap)
-    pool = pool_k_head, stride_pks, pool_v_head, stride_pvs
-    batch = k_head, stride_kt, v_head, stride_vt
+    k += wide_head * stride_kh
+    v += wide_head * stride_vh
+    pool_k += wide_head * stride_pkh
+    pool_v += wide_head * stride_pvh
+    of_rows = batch_row, first_row, position
+    pool = pool_k, stride_pks, pool_v, stride_pvs
+    batch = k, stride_kt, v, stride_vt
     begin = tl.load(tile + MASKED_START)
     after = tl.load(tile + MASKED_AFTER)
     end = tl.load(tile + MASKED_END)
     if WINDOW > 0:
-        sums = _masked_step(
-            (begin, after, masked), q_tile, sums, factors, of_rows=of_rows, pool=pool, batch=batch,
-            offset_d=offset_d, WINDOW=WINDOW, D=D, OWN=OWN, CAP=CAP,
+        acc, l_i, m_i = _attn_masked(
+            acc, l_i, m_i, q, tiles=(begin, after, masked), qk_scale=qk_scale, softcap=softcap,
+            of_rows=of_rows, pool=pool, batch=batch, offs_d=offs_d, WINDOW=WINDOW, D=D,
+            MASKED_N=MASKED_N, CAP=CAP,
         )  # fmt: skip
     pool_begin = tl.load(tile + POOL_START)
     pool_end = tl.load(tile + POOL_END)
@@ -211,32 +221,37 @@ def extend_attention_kernel(
     # would not start it before the product of the iteration before.
     next_slot = tl.load(pool_tiles + pool_begin, mask=pool_begin < pool_end, other=0)
     for index in tl.range(pool_begin, pool_end):
-        slot = next_slot.to(tl.int64)
+        start_n = next_slot.to(tl.int64)
         next_slot = tl.load(pool_tiles + index + 1, mask=index + 1 < pool_end, other=0)
-        from_k = pool_k_head + slot * stride_pks
-        from_v = pool_v_head + slot * stride_pvs
-        keys = _load_keys(from_k, stride_pks, offset_n, offset_d, D=D)
-        values = _load_keys(from_v, stride_pvs, offset_n, offset_d, D=D)
-        sums = _step(q_tile, (keys, values), sums, factors, CAP=CAP)
+        base_k = pool_k + start_n * stride_pks
+        base_v = pool_v + start_n * stride_pvs
+        keys = _load_keys(base_k, stride_pks, offs_n, offs_d, D=D)
+        values = _load_keys(base_v, stride_pvs, offs_n, offs_d, D=D)
+        acc, l_i, m_i = _attn_step(
+            acc, l_i, m_i, q, k=keys, v=values, qk_scale=qk_scale, softcap=softcap, CAP=CAP
+        )
     num_packed = tl.load(tile + NUM_PACKED)
     num_root = tl.load(tile + NUM_ROOT)
     root_base = tl.load(tile + ROOT_BASE)
-    own_base = tl.load(tile + OWN_BASE)
+    segment_base = tl.load(tile + SEGMENT_BASE)
     for index in tl.range(0, num_packed):
-        start = tl.where(index < num_root, root_base, own_base) + index * BN
-        from_k = k_head + start.to(tl.int64) * stride_kt
-        from_v = v_head + start.to(tl.int64) * stride_vt
-        keys = _load_keys(from_k, stride_kt, offset_n, offset_d, D=D)
-        values = _load_keys(from_v, stride_vt, offset_n, offset_d, D=D)
-        sums = _step(q_tile, (keys, values), sums, factors, CAP=CAP)
-    _, total, acc = _masked_step(
-        (after, end, masked), q_tile, sums, factors, of_rows=of_rows, pool=pool, batch=batch,
-        offset_d=offset_d, WINDOW=WINDOW, D=D, OWN=OWN, CAP=CAP,
+        start_n = tl.where(index < num_root, root_base, segment_base) + index * BLOCK_N
+        base_k = k + start_n.to(tl.int64) * stride_kt
+        base_v = v + start_n.to(tl.int64) * stride_vt
+        keys = _load_keys(base_k, stride_kt, offs_n, offs_d, D=D)
+        values = _load_keys(base_v, stride_vt, offs_n, offs_d, D=D)
+        acc, l_i, m_i = _attn_step(
+            acc, l_i, m_i, q, k=keys, v=values, qk_scale=qk_scale, softcap=softcap, CAP=CAP
+        )
+    acc, l_i, _ = _attn_masked(
+        acc, l_i, m_i, q, tiles=(after, end, masked), qk_scale=qk_scale, softcap=softcap,
+        of_rows=of_rows, pool=pool, batch=batch, offs_d=offs_d, WINDOW=WINDOW, D=D,
+        MASKED_N=MASKED_N, CAP=CAP,
     )  # fmt: skip
 
-    at = row[:, None] * stride_om + head[:, None] * stride_oh + offset_d[None, :]
-    result = acc / tl.where(total > 0, total, 1.0)[:, None]  # 0 for padding rows
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=in_head)
+    at_out = row[:, None] * stride_om + head[:, None] * stride_oh + offs_d[None, :]
+    acc = acc / tl.where(l_i > 0, l_i, 1.0)[:, None]  # 0 for padding rows
+    tl.store(out + at_out, acc.to(out.dtype.element_ty), mask=mask)
 
 
 @chosen_once
@@ -247,10 +262,10 @@ def _launch(
         "WINDOW": window or 0,
         "GROUP": group,
         "D": dim,
-        "D_PAD": max(16, triton.next_power_of_2(dim)),
-        "BM": config.rows,
-        "BN": config.keys,
-        "OWN": config.own,
+        "BLOCK_D": max(16, triton.next_power_of_2(dim)),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "MASKED_N": config.masked_n,
         "CAP": cap,
     }
     return CachedLaunch(
@@ -262,31 +277,51 @@ def _launch(
     )
 
 
-def launch(
+def extend_attention(
     rows: tuple[Tensor, Tensor, Tensor],
     pool: tuple[Tensor, Tensor],
     tiles: DeviceTiles,
+    *,
     scale: float,
-    softcap: float | None,
+    softcap: float | None = None,
     config: TileConfig,
 ) -> Tensor:
-    """Launch `api.extend_attention`."""
-    (q, k, v), (pool_k, pool_v) = rows, pool
+    """Attend the query rows of `tiles`.
+
+    Args:
+        rows: q [M, H, D] of the table's M rows; k and v [T, Hkv, D] of all rows of the batch. H is
+            a multiple of Hkv, D at most 256.
+        pool: k and v [Hkv, slots, D], cached ones by slot. Slots that no row sees have no effect,
+            even if they hold NaN.
+        tiles: the batch's table, of the shape `config.shape(H // Hkv)`.
+        scale: factor on q k^T, over 0.
+        softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax.
+        config: sizes of the kernel's tiles.
+
+    They are float32, float16 or bfloat16 on CUDA; float32 or float16 in Triton's interpreter on a
+    CPU, which computes bfloat16 wrongly. The last dimension of every tensor is contiguous; other
+    strides are free.
+
+    Returns:
+        [M, H, D] in q's dtype. Sums are float32; weights are rounded to v's dtype before they are
+        multiplied with v.
+    """
+    q, k, v = rows
+    pool_k, pool_v = pool
     num_rows, heads, dim = q.shape
     out = q.new_empty(num_rows, heads, dim)
-    num_tiles, kv_heads = tiles.tiles.shape[0], k.shape[1]
+    num_tiles = tiles.tiles.shape[0]
+    kv_heads = k.shape[1]
     if num_tiles == 0:
         return out
-    log2_e = LOG2_E.value
-    of_rows = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
-    of_pool = (*pool_k.stride()[1::-1], *pool_v.stride()[1::-1])
+    row_strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    pool_strides = (*pool_k.stride()[1::-1], *pool_v.stride()[1::-1])
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
-    factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
-    cap = softcap is not None
-    chosen = _launch(heads // kv_heads, dim, config, tiles.window, cap=cap)
-    chosen(
+    qk_scale = scale * LOG2_E.value if softcap is None else 2 * scale * LOG2_E.value / softcap
+    launch = _launch(heads // kv_heads, dim, config, tiles.window, cap=softcap is not None)
+    launch(
         (num_tiles, kv_heads),
         (q, k, v, pool_k, pool_v, out, *tables),
-        (num_rows, factor, softcap or 0.0, *of_rows, *of_pool, *out.stride()[:2]),
+        (num_rows, qk_scale, softcap or 0.0, *row_strides, *pool_strides, *out.stride()[:2]),
     )
     return out

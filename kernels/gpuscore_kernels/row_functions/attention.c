@@ -34,10 +34,10 @@ typedef uint32_t word __attribute__((may_alias));
 
 /* Columns of the tables, as layout.py has them. */
 enum { ROW_START, NUM_ROWS, MASKED_START, MASKED_AFTER, MASKED_END, POOL_START, POOL_END,
-       NUM_PACKED, NUM_ROOT, ROOT_BASE, OWN_BASE, TILE_FIELDS };
-enum { KEY_START, NUM_KEYS, KEY, WHOSE, IS_PACKED, MASKED_FIELDS };
+       NUM_PACKED, NUM_ROOT, ROOT_BASE, SEGMENT_BASE, TILE_FIELDS };
+enum { KEY_START, NUM_KEYS, KEY, SEGMENT, IS_PACKED, MASKED_FIELDS };
 enum { QUERY_ROW, BATCH_ROW, FIRST_ROW, POSITION };
-enum { OWN = -2, SHARED = -1 };
+enum { SAME = -2, SHARED = -1 };
 
 /* Heads of tokens: where the first one is, and numbers from token to token and head to head. */
 typedef struct {
@@ -304,7 +304,7 @@ static void add_block(walk *w)
     w->tiles = 0;
 }
 
-/* Adds a tile of `count` keys from row or slot `start` on. `key` and `whose` are those of a masked
+/* Adds a tile of `count` keys from row or slot `start` on. `key` and `segment` are those of a masked
    tile; without `entry` all rows see all keys. */
 static void add_tile(walk *w, int packed, int64_t start, const int32_t *entry)
 {
@@ -316,9 +316,9 @@ static void add_tile(walk *w, int packed, int64_t start, const int32_t *entry)
         int64_t low = 0, high = count;
         if (entry) {
             const int32_t *row = w->row + token;
-            int64_t first = row[FIRST_ROW * p->num_rows], whose = entry[WHOSE];
+            int64_t first = row[FIRST_ROW * p->num_rows], segment = entry[SEGMENT];
             int64_t newest = INT32_MAX, oldest = 0;
-            if (whose == OWN) {
+            if (segment == SAME) {
                 newest = row[BATCH_ROW * p->num_rows];
                 oldest = first;
             } else if (p->window)
@@ -329,7 +329,7 @@ static void add_tile(walk *w, int packed, int64_t start, const int32_t *entry)
             high = newest + 1 - entry[KEY];
             low = low < 0 ? 0 : low > count ? count : low;
             high = high < low ? low : high > count ? count : high;
-            if (whose >= 0 && whose != first)
+            if (segment >= 0 && segment != first)
                 high = low;
         }
         *seen = (range){low, high};
@@ -409,7 +409,7 @@ void extend_attention(const problem *p, int64_t words, int32_t threads)
         for (int64_t index = tile[POOL_START]; index < tile[POOL_END]; index++)
             add_tile(&w, 0, p->pool_tiles[index], NULL);
         for (int64_t i = 0; i < tile[NUM_PACKED]; i++)
-            add_tile(&w, 1, (i < tile[NUM_ROOT] ? tile[ROOT_BASE] : tile[OWN_BASE]) + i * KEYS, NULL);
+            add_tile(&w, 1, (i < tile[NUM_ROOT] ? tile[ROOT_BASE] : tile[SEGMENT_BASE]) + i * KEYS, NULL);
         add_masked(&w, tile[MASKED_AFTER], tile[MASKED_END]);
         if (w.tiles)
             add_block(&w);

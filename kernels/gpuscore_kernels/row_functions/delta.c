@@ -8,7 +8,7 @@
 #include <omp.h>
 
 #define ROWS 4     /* of a block of a product */
-#define LONGEST 64 /* rows of a chunk, as in layout.py */
+#define CHUNK_SIZE 64 /* rows of a chunk, as in layout.py */
 
 static inline __attribute__((always_inline)) void
 block(float *const *out, const float *const *x, const float *matrix, int64_t depth, int64_t stride,
@@ -115,9 +115,9 @@ void gated_norm(number *out, const float *x, const number *gate, const float *we
 
 /* The chunk of one head: its rows, and where its numbers are. */
 typedef struct {
-    const float *q[LONGEST], *k[LONGEST], *v[LONGEST];
-    float *out[LONGEST];
-    float strength[LONGEST], decay[LONGEST]; /* logarithm since the chunk's beginning */
+    const float *q[CHUNK_SIZE], *k[CHUNK_SIZE], *v[CHUNK_SIZE];
+    float *out[CHUNK_SIZE];
+    float strength[CHUNK_SIZE], decay[CHUNK_SIZE]; /* logarithm since the chunk's beginning */
     int64_t length, padded, key_size, value_size;
     const float *state; /* before the chunk, or NULL; its rows are `state_stride` apart */
     int64_t state_stride;
@@ -128,9 +128,9 @@ typedef struct {
 static void run_chunk(const chunk *c, float *work)
 {
     int64_t length = c->length, padded = c->padded, width = c->value_size;
-    float *keys = work, *system = keys + c->key_size * padded, *scores = system + LONGEST * padded;
-    float *written = scores + LONGEST * padded;
-    float *of_system[LONGEST], *of_scores[LONGEST], *of_written[LONGEST];
+    float *keys = work, *system = keys + c->key_size * padded, *scores = system + CHUNK_SIZE * padded;
+    float *written = scores + CHUNK_SIZE * padded;
+    float *of_system[CHUNK_SIZE], *of_scores[CHUNK_SIZE], *of_written[CHUNK_SIZE];
     for (int64_t d = 0; d < c->key_size; d++)
         for (int64_t i = 0; i < padded; i++)
             keys[d * padded + i] = i < length ? c->k[i][d] : 0.0f;
@@ -182,10 +182,10 @@ static void run_chunk(const chunk *c, float *work)
         for (int64_t x = 0; x < width; x++)
             of_written[i][x] *= kept;
     }
-    for (int64_t d = 0; d < c->key_size; d += LONGEST) {
-        const float *from[LONGEST];
-        float *to[LONGEST];
-        int64_t rows = c->key_size - d < LONGEST ? c->key_size - d : LONGEST;
+    for (int64_t d = 0; d < c->key_size; d += CHUNK_SIZE) {
+        const float *from[CHUNK_SIZE];
+        float *to[CHUNK_SIZE];
+        int64_t rows = c->key_size - d < CHUNK_SIZE ? c->key_size - d : CHUNK_SIZE;
         for (int64_t i = 0; i < rows; i++) {
             from[i] = keys + (d + i) * padded;
             to[i] = c->end + (d + i) * width;
@@ -200,7 +200,7 @@ static void run_chunk(const chunk *c, float *work)
 /* Numbers that a thread needs: for a chunk, and for the state that a walk hands on. */
 static int64_t room(int64_t key_size, int64_t value_size)
 {
-    return LONGEST * (key_size + 2 * LONGEST + value_size) + key_size * value_size;
+    return CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size) + key_size * value_size;
 }
 
 /* Walks [count, 3] of a level. `convolved` holds queries, keys and values side by side, `pool` and

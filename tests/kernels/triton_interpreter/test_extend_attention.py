@@ -12,9 +12,9 @@ from gpuscore.types.batch import Prefix, Segment, pack
 from gpuscore_kernels.extend_attention import (
     TileConfig,
     build_tiles,
-    extend_attention,
     upload,
 )
+from gpuscore_kernels.extend_attention.triton import extend_attention
 from support import attention_oracle as oracle
 from support.attention_inputs import inputs, relative_error, requests
 from support.batches import Pages, int32
@@ -23,7 +23,7 @@ from support.slow import slow
 
 PAGE, PAGES = 32, 16
 HEADS = (2, 1)  # of queries, of keys
-CONFIG = TileConfig(rows=32, keys=32, own=16, num_warps=4, num_stages=1)
+CONFIG = TileConfig(block_m=32, block_n=32, masked_n=16, num_warps=4, num_stages=1)
 
 BATCHES = {
     "a single token": [(0, 0, [1])],

@@ -51,7 +51,7 @@ def test_right_kernels_are_accepted(start, family, dtype):
     ("folder", "name", "family"),
     [
         ("label_head", "vocab_statistics", "qwen3"),
-        ("extend_attention", "launch", "qwen3"),
+        ("extend_attention", "extend_attention", "qwen3"),
         *slow(
             ("qk_norm_rope_store", "qk_norm_rope_store", "qwen3"),
             ("add_rms_norm", "add_rms_norm", "qwen3"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpuscore.backends.common.architectures.classifiers import ENDING, head_weights, with_classes
+from gpuscore.backends.common.architectures.classifiers import with_classes
 from gpuscore.backends.common.architectures.gemma import gemma, gemma2, gemma3
 from gpuscore.backends.common.architectures.llama import granite, llama, mistral
 from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
@@ -14,7 +14,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import Storage, read_storage
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
-from gpuscore.models.files import architecture_name, shown
+from gpuscore.models.files import PROCESS_REWARD, SEQUENCE, TOKENS, architecture_name, shown
 from gpuscore.models.hub import TEXT_TOWERS
 
 
@@ -56,11 +56,18 @@ _LANGUAGE_MODELS: dict[str, Callable[[RawConfig, str], DecoderConfig]] = {
 }
 # Architectures whose classification models were compared with transformers'.
 _CLASSIFIERS = {
-    f"{name}{ENDING}": _LANGUAGE_MODELS[f"{name}ForCausalLM"]
-    for name in ("Gemma2", "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3_5")
-} | {f"Qwen3_5Text{ENDING}": qwen3_5}
+    f"{name}{kind}": _LANGUAGE_MODELS[f"{name}ForCausalLM"]
+    for name in ("Gemma2", "Llama", "Mistral", "Qwen2", "Qwen3")
+    for kind in (SEQUENCE, TOKENS)
+} | {
+    f"Qwen3_5{SEQUENCE}": qwen3_5,
+    f"Qwen3_5Text{SEQUENCE}": qwen3_5,
+    f"Qwen2{PROCESS_REWARD}": qwen2,
+}
 # A part that predicts further tokens, and the tower of pictures.
 _UNREAD = ("mtp.", "model.visual.")
+# Qwen2.5-Math-PRM keeps the head of the language model that it was made from.
+_UNREAD_HEAD = ("lm_head.",)
 
 
 # Architectures that people try, and what of them is not computed.
@@ -78,29 +85,33 @@ REFUSED = {
     "Olmo2ForCausalLM": "norms after attention and MLP only",
     "Cohere2ForCausalLM": "attention and MLP side by side",
     "Qwen2ForRewardModel": "a reward head of two layers",
-    "Qwen2ForProcessRewardModel": "a reward head of two layers, which is read after each step",
     "Qwen3ForGuardModel": "heads that judge every token of a text while it is written",
 }
 
 
 def read_architecture(raw: RawConfig) -> Architecture:
     """Read the configuration; raises ConfigError for an architecture or feature not supported."""
-    name, supported = architecture_name(raw.fields), _LANGUAGE_MODELS | _CLASSIFIERS
+    name = architecture_name(raw.fields)
+    supported = _LANGUAGE_MODELS | _CLASSIFIERS
     if name not in supported:
-        lacks = REFUSED.get(name, "")
+        feature = REFUSED.get(name, "")
         raise ConfigError(
             f"config.json: architectures is {shown(raw.get('architectures'))}"
-            f"{lacks and f', which has {lacks}'}; supported: {', '.join(sorted(supported))}"
+            f"{feature and f', which has {feature}'}; supported: {', '.join(sorted(supported))}"
         )
-    language = name.replace(ENDING, "ForCausalLM")
+    language = f"{name.partition('For')[0]}ForCausalLM" if name in _CLASSIFIERS else name
     fields = text_tower(raw.fields) if name in TEXT_TOWERS else raw.fields
     raw = RawConfig(with_absent(name, fields))
-    config, weights = supported[name](raw, language), MODEL_WEIGHTS
+    config = supported[name](raw, language)
+    weights = MODEL_WEIGHTS
     if name in _CLASSIFIERS:
-        config, weights = with_classes(config, name, raw), head_weights(weights)
+        config, head = with_classes(config, name, raw)
+        weights = {**weights, **head}
     layers = tuple(layer_weights(config, layer) for layer in range(config.num_layers))
     trunk = "model.language_model" if name in TEXT_TOWERS else "model"
     below = {part: name.replace("model.", f"{trunk}.", 1) for part, name in weights.items()}
-    unread = _UNREAD if config.delta_net is not None else ()
+    unread: tuple[str, ...] = _UNREAD if config.delta_net is not None else ()
+    if name.endswith(PROCESS_REWARD):
+        unread = _UNREAD_HEAD
     storage = read_storage(raw.fields)
     return Architecture(config, below, layers, trunk, unread=unread, storage=storage)

@@ -1,38 +1,56 @@
-"""`*ForSequenceClassification`: a head over classes in place of the head over tokens.
+"""Heads over classes in place of the head over tokens, applied to hidden states after the final
+norm. The LM head's soft-cap does not apply.
 
-In transformers these architectures share `GenericForSequenceClassification`: `score.weight`
-[classes, E] without a bias, applied to the last token's hidden state after the final norm. The LM
-head's soft-cap does not apply.
+    *ForSequenceClassification      `score` [classes, E] without a bias, read at the last token
+    *ForTokenClassification         `score` with a bias, read at any token
+    Qwen2ForProcessRewardModel      two layers with biases and a ReLU between them, 2 classes, read
+                                    at the token after each step of an answer
+
+The first two are transformers' generic classes, the last is the remote code of Qwen2.5-Math-PRM.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
+from gpuscore.models.files import PROCESS_REWARD, SEQUENCE, TOKENS
 
-ENDING = "ForSequenceClassification"
+# The tensors of each kind of head, by part.
+HEADS = {
+    SEQUENCE: {"lm_head": "score.weight"},
+    TOKENS: {"lm_head": "score.weight", "lm_head_bias": "score.bias"},
+    PROCESS_REWARD: {
+        "head_inner": "score.0.weight",
+        "head_inner_bias": "score.0.bias",
+        "lm_head": "score.2.weight",
+        "lm_head_bias": "score.2.bias",
+    },
+}
 BY_DEFAULT = 2  # number of classes for which transformers writes no id2label
 
 
-def with_classes(config: DecoderConfig, architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Return a language model's configuration with a classification head instead.
+def with_classes(
+    config: DecoderConfig, architecture: str, raw: RawConfig
+) -> tuple[DecoderConfig, dict[str, str]]:
+    """Return a language model's configuration with a classification head instead, and the names of
+    the head's tensors by part.
 
     The head is never tied to the embedding. A config.json that was derived from a language model's
     may still say so.
     """
-    return replace(
+    kind = architecture[architecture.index("For") :]
+    if kind == TOKENS and not raw.flag("token_classification_bias", True):
+        kind = SEQUENCE
+    classifier = replace(
         config,
         architecture=architecture,
         classes=_classes(raw),
+        head_parts=tuple(HEADS[kind]),
         tie_word_embeddings=False,
         final_softcap=None,
     )
-
-
-def head_weights(model_weights: Mapping[str, str]) -> dict[str, str]:
-    return {**model_weights, "lm_head": "score.weight"}
+    return classifier, HEADS[kind]
 
 
 def _classes(raw: RawConfig) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from gpuscore_kernels.extend_attention import (
     TileConfig,
     TileShape,
     TileTable,
-    extend_attention,
     list_words,
     upload,
 )
@@ -98,6 +97,8 @@ class TritonPass:
     read: None = None  # it reads cached keys where they are
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from gpuscore_kernels.extend_attention.triton import extend_attention  # needs Triton
+
         return extend_attention(
             (q, k, v),
             self.pool.layers[layer],

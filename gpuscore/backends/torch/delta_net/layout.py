@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.delta_net import LONGEST, Walks
+from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks
 from gpuscore_kernels.extend_attention import aligned, word_slices
 
 HELD, KEPT = 16, 32  # states of a batch that runs as a graph
@@ -136,8 +136,8 @@ class StatePlaces:
 def room_for(tokens: int, scored: int, kernel: int) -> StateSizes:
     """Return the room of a graph: for queries and their items, or items of cached queries, with
     that many tokens and scored rows, for few kept states, and for few queries with items."""
-    chunks = min(tokens, tokens // LONGEST + 2 * scored + KEPT)
-    going_on = min(scored, tokens // LONGEST + HELD + KEPT)
+    chunks = min(tokens, tokens // CHUNK_SIZE + 2 * scored + KEPT)
+    going_on = min(scored, tokens // CHUNK_SIZE + HELD + KEPT)
     levels = going_on, scored, going_on, scored
     return StateSizes(tokens, kernel - 1, chunks, levels, held=HELD, kept=KEPT, early=0)
 
@@ -173,7 +173,7 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
         depth += above >= 0
         above = np.where(above >= 0, parent[above], -1)
     sources = np.where(parent >= 0, of_segment[parent], root)
-    goes_on = np.diff(bounds) > LONGEST
+    goes_on = np.diff(bounds) > CHUNK_SIZE
     goes_on[inner] = True
     goes_on[np.searchsorted(bounds, batch.state_rows, side="right") - 1] = True
     alike = np.column_stack((depth, sources, batch.request_of, goes_on))
@@ -219,7 +219,7 @@ def _opens(bounds: Int32Array, alike: np.ndarray, share: bool) -> np.ndarray:
         segment = begin
         while segment < end:
             opens.append(segment)
-            segment = bisect_right(ends, int(bounds[segment]) + LONGEST, segment, end)
+            segment = bisect_right(ends, int(bounds[segment]) + CHUNK_SIZE, segment, end)
             segment = max(segment, opens[-1] + 1)  # one that goes on
     return np.array(opens)
 
@@ -241,6 +241,6 @@ def _check(batch: PackedBatch) -> None:
 def _starts(walked: np.ndarray, kept: Int32Array) -> np.ndarray:
     """Return the first row of each chunk, and the number of all rows."""
     pieces = np.unique(np.concatenate((walked, kept + 1))).astype(np.int64)
-    counts = -(-np.diff(pieces) // LONGEST)
+    counts = -(-np.diff(pieces) // CHUNK_SIZE)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.append(np.repeat(pieces[:-1], counts) + LONGEST * within, pieces[-1])
+    return np.append(np.repeat(pieces[:-1], counts) + CHUNK_SIZE * within, pieces[-1])
