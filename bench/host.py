@@ -37,11 +37,12 @@ from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.attention.tiled import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.decoder import Decoder
-from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.queues import HostQueue
 from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.config import RequestLimits
@@ -88,12 +89,12 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
         files = stack.enter_context(empty_files(Path(), architecture, "pt", device=device.type))
         form = loader.WeightFormat(dtype, device)
         weights = loader.Checkpoint(files, architecture, form).read()
-        decoder = Decoder(architecture.config, weights, in_triton, own="triton")
+        decoder = Decoder(architecture.config, weights, Operators(in_triton, impl="triton"))
         pool = KVPool(architecture.config, 1, LIMITS.page_size, dtype, device)
         pool.device = torch.device("cuda")  # by which attention chooses its tiles
         attention = TritonAttention(architecture.config, pool, steady=False)
         states = StatePool(architecture.config, 1, dtype, device)
-        linear = LinearAttention(architecture.config, states, in_triton, "triton")
+        linear = DeltaNetBackend(architecture.config, states, in_triton, "triton")
         launcher = GraphLauncher(
             decoder, attention, linear, queue=HostQueue(), graph_tokens=GRAPH_TOKENS
         )
@@ -127,9 +128,9 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
 
     def timed(part: str, run: Callable[[], Any], clock: Callable[[], float] = perf_counter) -> Any:
         start = clock()
-        made = run()
+        result = run()
         times.setdefault(part, []).append(clock() - start)
-        return made
+        return result
 
     def whole(request: Request) -> None:
         built = timed("build", lambda: builder.build(ScoreInput(*request, label_token_ids=LABELS)))
@@ -142,8 +143,8 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
         if number == WARM:
             times.clear()
         request, scheduler = next(draws), Scheduler(LIMITS, prefix_cache=False)
-        works = timed("plan and pack", partial(all_batches, scheduler, request))
-        batches = [batch for _, batch in works]
+        planned = timed("plan and pack", partial(all_batches, scheduler, request))
+        batches = [batch for _, batch in planned]
         timed("tile tables", partial(list, map(launcher.attention.tables, batches)))
         pending = timed("launch", partial(list, map(launcher.launch, batches)))
         timed("collect", partial(list, map(call, pending)))

@@ -19,7 +19,8 @@ def extraction_id(
     """Return the id of a request's extraction token.
 
     Raises:
-        InvalidRequest: it is not one token, the model does not have it, or the query contains it.
+        InvalidRequest: it is not one token, the model does not have it, or a query of token ids
+            contains it.
     """
     param = "score_extraction_token"
     if inputs.item_first:
@@ -35,17 +36,19 @@ def extraction_id(
         raise InvalidRequest(
             f"{param} is {token}, valid are 0 to {backend.vocab_rows - 1}", param=param
         )
-    query = inputs.query or []
-    if inputs.is_text:
-        limit = backend.max_model_len
-        query = need_encoder(encoder, "items").opening_ids(inputs.query or "", limit).tolist()  # type: ignore[arg-type]
-    if token in query:
-        place = query.index(token)  # type: ignore[arg-type]
+    if not isinstance(inputs.query, str):
+        check_query(token, inputs.query)
+    return token
+
+
+def check_query(token: int, query: Sequence[int] | Int32Array) -> None:
+    """Raise InvalidRequest if the query holds the extraction token."""
+    if len(places := np.flatnonzero(np.asarray(query) == token)):
         raise InvalidRequest(
-            f"token {place} of the query is the extraction token, {token}; only items may hold it",
+            f"token {places[0]} of the query is the extraction token, {token}; only items may "
+            "hold it",
             param="query",
         )
-    return token
 
 
 def read_at(

@@ -4,7 +4,6 @@ result does not depend on how many others chose its experts. The router is never
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -16,16 +15,17 @@ from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.compiler import eagerly
 from gpuscore.backends.torch.layers import EXPERT_ROWS
 from gpuscore.backends.torch.linear import (
     DenseLinear,
     PackedLinear,
-    Products,
     QuantizedLinear,
     pack,
 )
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
-from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
+from gpuscore.backends.torch.mixture import MoE, MoEWeights
+from gpuscore.backends.torch.operators import Operators
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized import quantize_rows
@@ -56,18 +56,15 @@ def plain_mixture(router, top_k=2, left_out=(), dtype=torch.float32):
 
     sizes = Mixture(EXPERTS, top_k, INNER, norm_top_k=True, layers=(True,))
     gate_up, down = linears(2 * INNER, WIDTH, 100), linears(WIDTH, INNER, 200)
-    return MixtureWeights(sizes, router.to(dtype), tuple(zip(gate_up, down, strict=True)))
+    return MoEWeights(sizes, router.to(dtype), tuple(zip(gate_up, down, strict=True)))
 
 
 def packed(weights):
     return replace(weights, experts=tuple(tuple(map(pack, both)) for both in weights.experts))
 
 
-SILU = partial(gated, activation="silu")
-
-
-def computed(weights, x, activate=SILU):
-    return MixtureMlp(activate, Products(), steady=False)(weights, x, None)
+def computed(weights, x, compiler=eagerly):
+    return MoE("silu", weights, Operators(compiler))(x)
 
 
 def product(linear, x):
@@ -112,9 +109,12 @@ def test_a_row_does_not_depend_on_how_many_others_chose_its_expert(left_out):
 
     # Threads may round the activation otherwise where their shares end, which a test of results
     # meets too rarely: so every call has the same number of rows.
-    def seen(rows):
+    def seen(rows, activation):
         sizes.add(len(rows))
-        return gated(rows, "silu")
+        return gated(rows, activation)
+
+    def noting(function):
+        return seen if function is gated else function
 
     router = torch.zeros(EXPERTS, WIDTH)
     router[0, 0], router[1, 0] = 9, -9  # the sign of a row's first number chooses its expert
@@ -123,9 +123,9 @@ def test_a_row_does_not_depend_on_how_many_others_chose_its_expert(left_out):
     x = random_weight(102, WIDTH, 3) * 10
     x[:, 0] = x[:, 0].abs()
     x[5, 0] = -1.0
-    together = computed(weights, x, seen)
+    together = computed(weights, x, noting)
     x[strangers, 0] = -1.0
-    moved = computed(weights, x, seen)
+    moved = computed(weights, x, noting)
     assert torch.equal(moved[~strangers], together[~strangers])
     assert not torch.equal(moved[strangers], together[strangers])
     assert sizes == {EXPERT_ROWS}
@@ -141,7 +141,7 @@ def test_the_router_is_not_quantised():
     architecture = read_architecture(RawConfig.read(directory))
     form = WeightFormat(torch.float32, torch.device("cpu"), "int8")
     weights = load_weights(directory, architecture, form)
-    mixtures = [x.mlp for x in weights.layers if isinstance(x.mlp, MixtureWeights)]
+    mixtures = [x.mlp for x in weights.layers if isinstance(x.mlp, MoEWeights)]
     assert len(mixtures) == sum(architecture.config.mixture.layers)
     for layer in (x for mlp in mixtures for both in mlp.experts for x in both):
         assert isinstance(layer, PackedLinear)

@@ -269,8 +269,8 @@ def test_the_reference_of_the_check_at_start_multiplies_in_full_precision(tiny_m
     plan = plan_backend(directory, ModelConfig(**ONE_PROGRAM))
     batch = pack([Segment(np.arange(5, dtype=np.int32), 0, 0)], [])
     weights = weight_shapes_of(plan.architecture, "float32", plan.precision)
-    rows = jax.ShapeDtypeStruct((batch.num_tokens, *weights.embed.shape[1:]), "float32")
-    weights = weights._replace(embed=rows)
+    rows = jax.ShapeDtypeStruct((batch.num_tokens, *weights.embed_tokens.shape[1:]), "float32")
+    weights = weights._replace(embed_tokens=rows)
     arguments = weights, batch.positions, visible_rows(batch)
     config = plan.architecture.config
     program = str(jax.make_jaxpr(partial(reference_hidden, config))(*arguments))

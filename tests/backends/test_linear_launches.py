@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuscore.backends.common.hf_config import DeltaNet
-from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention
+from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend, DeltaWeights
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.types.batch import Prefix, Segment, pack
@@ -77,13 +77,13 @@ def query(tokens, *items):
 def test_launches(launched, batch, most):
     config = OneLayer(NET)
     pool = StatePool(config, 4, torch.bfloat16, META)
-    layers = LinearAttention(config, pool, in_triton, "triton").prepare(batch)
+    layers = DeltaNetBackend(config, pool, in_triton, "triton").prepare(batch)
     shapes = (4, NET.convolved), (16,), (16,), (128,)
     weights = DeltaWeights(*(torch.empty(shape, device=META) for shape in shapes))
     columns = NET.convolved + 16 * (128 + 2)
     product = torch.empty(batch.num_tokens, columns, dtype=torch.bfloat16, device=META)
     with Operators() as operators:
-        out = layers(0, weights, product)
+        out = layers.run(0, weights, product)
     assert out.shape == (batch.num_tokens, 16 * 128)
     assert operators.launched == []
     assert len(launched) == most <= 12

@@ -12,7 +12,7 @@ from gpuscore.backends.common.hf_config import DeltaNet
 from gpuscore.backends.torch import backend as torch_backend
 from gpuscore.backends.torch.compiler import eagerly
 from gpuscore.backends.torch.delta_net import layer
-from gpuscore.backends.torch.delta_net.layer import LinearPass
+from gpuscore.backends.torch.delta_net.layer import DeltaNetPass
 from gpuscore.backends.torch.delta_net.layout import lay_out_states
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
@@ -191,7 +191,7 @@ def the_decay_is_dropped(monkeypatch):
     def dropped(run):
         return lambda linear, index, w, x: run(linear, index, replace(w, decay=w.decay * 0), x)
 
-    changed(monkeypatch, LinearPass, "run", dropped)
+    changed(monkeypatch, DeltaNetPass, "run", dropped)
 
 
 def the_convolution_does_not_see_the_parent(monkeypatch):

@@ -282,7 +282,12 @@ def test_every_product_of_a_layer_has_reordered_weights(tiny_model):
     form = WeightFormat(made.dtype, made.device, made.precision)
     weights = load_weights(Path(made.directory), made.architecture, form)
     for layer in weights.layers:
-        for linear in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down):
+        for linear in (
+            layer.qkv_proj,
+            layer.o_proj,
+            layer.mlp.gate_up_proj,
+            layer.mlp.down_proj,
+        ):
             parts = linear.parts if isinstance(linear, LinearParts) else (linear,)
             assert all(part.weight.is_mkldnn for part in parts)
     assert not weights.lm_head.is_mkldnn, "tokens are read from it"

@@ -19,10 +19,10 @@ from gpuscore.backends.common.batches import largest_batches
 from gpuscore.backends.common.memory import HostMemory, available_bytes, cgroup_bytes
 from gpuscore.backends.torch import plan as plan_module
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.backends.torch.decoder import shortened
 from gpuscore.backends.torch.devices import DeviceMemory
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
+from gpuscore.backends.torch.weights import shortened
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.memory import measured_and_taken

@@ -11,15 +11,15 @@ from torch.nn import functional
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.common.raw_config import RawConfig
-from gpuscore.backends.torch.linear import Products
+from gpuscore.backends.torch.layers import STEADY_ROWS, in_tiles
 from gpuscore.backends.torch.mixture import (
     DenseExperts,
-    MixtureMlp,
-    MixtureWeights,
+    MoE,
+    MoEWeights,
     placed,
     why_not_grouped,
 )
-from gpuscore_kernels.reference import gated
+from gpuscore.backends.torch.operators import Operators
 from support.model_configs import LLAMA_8B, MIXTURE
 from support.slow import slow
 
@@ -54,15 +54,15 @@ def mixture(experts, top_k, inner, dtype=torch.float32, normed=True, width=24):
     gate_up = randn(experts, 2 * inner, width, dtype=dtype, seed=1) / width**0.5
     down = randn(experts, width, inner, dtype=dtype, seed=2) / inner**0.5
     sizes = Mixture(experts, top_k, inner, normed, (True,))
-    return MixtureWeights(sizes, torch.zeros(experts, width), DenseExperts(gate_up, down, True))
+    return MoEWeights(sizes, torch.zeros(experts, width), DenseExperts(gate_up, down, True))
 
 
 def computed(weights, x, logits=None, filled=None, steady=False, activation="silu"):
     """Compute with the router's logits, or with these."""
-    mlp = MixtureMlp(partial(gated, activation=activation), Products(), steady)
+    operators = Operators(by_rows=in_tiles(STEADY_ROWS)) if steady else Operators()
     if logits is not None:
-        weights = MixtureWeights(weights.mixture, weights.router, weights.experts, Fixed(logits))
-    return mlp(weights, x, filled)
+        weights = MoEWeights(weights.mixture, weights.router, weights.experts, Fixed(logits))
+    return MoE(activation, weights, operators)(x, filled)
 
 
 class Fixed:
@@ -180,7 +180,7 @@ def test_as_transformers_own_module(normalise, grouped):
         expected = module(x.unsqueeze(0)).squeeze(0)
         own = DenseExperts(module.experts.gate_up_proj, module.experts.down_proj, grouped)
         sizes = Mixture(7, 3, 24, normalise, (True,))
-        got = computed(MixtureWeights(sizes, module.gate.weight, own), x)
+        got = computed(MoEWeights(sizes, module.gate.weight, own), x)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -113,11 +113,11 @@ def test_a_device_is_not_waited_for(family, tiny_model):
     decoder, pool = Decoder(config, weights), KVPool(config, 32, 16, dtype, meta)
     attention = attention_factory("torch", extend_attention, False)(config, pool)
     batch, _ = batches(POISON, 16)
-    attended, kept = attention.prepare(batch).run, KeptRows.of(batch.slot_mapping, pool)
+    attended, kept = attention.prepare(batch), KeptRows.of(batch.slot_mapping, pool)
     tokens, positions, rows = (
         index_of(values, meta) for values in (batch.token_ids, batch.positions, batch.score_rows)
     )
-    hidden = decoder.forward(tokens, positions, rows, ForwardContext(attended, kept))
+    hidden = decoder(tokens, positions, rows, ForwardContext(attended, kept))
     assert hidden.shape == (len(rows), config.hidden_size)
     with pytest.raises(RuntimeError, match="meta"):
         bool(hidden.sum().isfinite())

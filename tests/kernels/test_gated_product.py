@@ -17,7 +17,7 @@ from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shards import Shard
-from gpuscore.backends.torch import backend, decoder, plan
+from gpuscore.backends.torch import backend, operators, plan
 from gpuscore.backends.torch.kernels import why_not_gated_product
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import ModelConfig
@@ -48,8 +48,8 @@ def test_weights_of_all_ranks_as_they_are_loaded(tiny_model, ranks):
         form = WeightFormat(torch.float32, CPU)
         weights = load_weights(directory, architecture, form, group=group)
         mlp = weights.layers[1].mlp
-        inner = replayed(x, mlp.gate_up.weight.double())
-        down = mlp.down if group is None else mlp.down.part
+        inner = replayed(x, mlp.gate_up_proj.weight.double())
+        down = mlp.down_proj if group is None else mlp.down_proj.part
         total += inner @ down.weight.double().T
     expected = deepcopy(model.model.layers[1].mlp).double()(x)
     torch.testing.assert_close(total, expected.detach(), rtol=0, atol=1e-12)
@@ -72,8 +72,8 @@ def inside(monkeypatch):
 @pytest.mark.parametrize(("fewest", "seen"), [(1, [59, 59, 3]), (59, [59, 59]), (60, [])])
 def test_scores_are_the_models_with_enough_rows(tiny_model, inside, monkeypatch, fewest, seen):
     directory, model = tiny_model("qwen3")
-    assert decoder.FEWEST_ROWS == 1000
-    monkeypatch.setattr(decoder, "FEWEST_ROWS", fewest)
+    assert operators.FEWEST_ROWS == 1000
+    monkeypatch.setattr(operators, "FEWEST_ROWS", fewest)
     query, items = list(range(5, 40)), [[7], [9, 11, 399], [8] * 20]
     with Scorer(str(directory), device="cpu") as scorer:
         assert set(inside[:3]) == {370, 220}, "of the check at start's batches the larger ones"

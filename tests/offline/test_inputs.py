@@ -169,10 +169,10 @@ def test_bad_rows_of_a_pipeline(scorer, labels):
 def test_a_pipeline_refuses_what_all_rows_share():
     score = ScoreBatches("demo", labels=["yes", b"no"], threads=1, on_error="null")
     columns = {name: objects(["a"]) for name in ("query", "item", "scores")}
-    with pytest.raises(InvalidRequest, match="the rows have a column scores already"):
+    with pytest.raises(InvalidRequest, match="the rows already have a column scores"):
         score(columns)
     columns["error"] = columns.pop("scores")
-    with pytest.raises(InvalidRequest, match="the rows have a column error already"):
+    with pytest.raises(InvalidRequest, match="the rows already have a column error"):
         score(columns)
     del columns["error"]
     with pytest.raises(InvalidRequest, match=r"labels\[1\] is of type bytes"):

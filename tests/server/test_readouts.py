@@ -136,6 +136,11 @@ WRONG = {
         "query",
         "is the extraction token, 1",
     ),
+    "a query that is too long": (
+        {"score_extraction_token_id": END, "query": "ab " * 60_000, "items": ["b<|end|>"] * 2},
+        "items[0]",
+        "items[0] gives a prompt of at least",
+    ),
     "before every text": (
         {"score_extraction_token_id": 0, "query": "", "items": ["b<s>"]},
         "query",

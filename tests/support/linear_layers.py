@@ -10,7 +10,7 @@ import torch
 
 from gpuscore.backends.common.hf_config import DeltaNet
 from gpuscore.backends.torch.compiler import Compiler
-from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention
+from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend, DeltaWeights
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.types.batch import Float32Array, PackedBatch
 from gpuscore_kernels import Implementation
@@ -136,9 +136,9 @@ def on_torch(
         pool = StatePool(config, SLOTS, torch.float32, device)
         for side, values in zip((pool.matrices, pool.tails), slots, strict=True):
             side[0].copy_(there(values))
-        layers = LinearAttention(config, pool, compiler, impl).prepare(batch)
+        layers = DeltaNetBackend(config, pool, compiler, impl).prepare(batch)
         assert layers is not None
-        out = layers(0, DeltaWeights(*map(there, weights)), there(rows))
+        out = layers.run(0, DeltaWeights(*map(there, weights)), there(rows))
         return out.cpu().numpy(), (pool.matrices[0].cpu().numpy(), pool.tails[0].cpu().numpy())
 
     return run

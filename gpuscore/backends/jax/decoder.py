@@ -1,10 +1,15 @@
-"""The decoder of Llama-like models as pure functions over trees of weights.
+"""The decoder of Llama-like models over trees of weights; `backends/torch/decoder.py` has the same
+parts, with the same names, in the same order.
+
+What differs: arrays are computed in tiles of rows, one after the other, into buffers that all
+layers share; and all layers are one loop, so their weights are stacked.
 
 T rows, M rows of a tile, N scored rows, E hidden size, I size of the MLP, H heads, D head size.
 docs/explanation/rounding.md lists the rounding points.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -35,27 +40,27 @@ from gpuscore.backends.jax.rotary import (
 EVERYTHING = 1 << 30  # the window of a layer without one
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
     """Weights of one layer, or of all layers with one more dimension in front."""
 
-    input_norm: Array  # [E]
-    qkv: Array | Quantized  # [(H + 2 Hkv) D, E]: q rows, then k, then v
+    input_layernorm: Array  # [E]
+    qkv_proj: Array | Quantized  # [(H + 2 Hkv) D, E]: q rows, then k, then v
     qkv_bias: Array | None
     q_norm: Array | None  # [D]
     k_norm: Array | None
-    o: Array | Quantized  # [E, H D]
+    o_proj: Array | Quantized  # [E, H D]
     o_bias: Array | None
-    mlp_norm: Array  # [E]
-    gate_up: Array | Quantized  # [2 I, E]
+    post_attention_layernorm: Array  # [E]
+    gate_up_proj: Array | Quantized  # [2 I, E]
     gate_up_bias: Array | None
-    down: Array | Quantized  # [E, I]
+    down_proj: Array | Quantized  # [E, I]
     down_bias: Array | None
 
 
-class Weights(NamedTuple):
-    embed: Array  # [V, E]
-    layers: Layer  # of all layers
-    final_norm: Array  # [E]
+class DecoderWeights(NamedTuple):
+    embed_tokens: Array  # [V, E]
+    layers: LayerWeights  # of all layers
+    norm: Array  # [E]
     # [V, E]; the embedding itself where they are tied, or [classes, E] or [classes, E + 8] with a
     # bias in column E, for which rows end with ones.
     lm_head: Array
@@ -63,8 +68,8 @@ class Weights(NamedTuple):
     head_inner_bias: Array | None = None
 
 
-class Batch(Protocol):
-    """Attention of one batch, over buffers that all layers share."""
+class ForwardContext(Protocol):
+    """What the layers read of a batch, and its attention, over buffers that all layers share."""
 
     @property
     def every(self) -> Chosen: ...
@@ -101,54 +106,215 @@ class Batch(Protocol):
 class State(NamedTuple):
     """The data that layers hand on; each is updated in place."""
 
-    x: Array  # float32 [T, E]
-    q: Array  # see `Batch.buffers`
+    hidden_states: Array  # float32 [T, E], the residual stream
+    q: Array  # see `ForwardContext.buffers`
     kv: Array
     pool: Pool
 
 
-def forward(
-    tokens: Array,
-    positions: Array,
-    weights: Weights,
-    cfg: DecoderConfig,
-    batch: Batch,
-    pool: Pool,
-) -> tuple[Array, Pool]:
-    """Return hidden states of scored rows, [T, E] as the label head takes them, and the pool.
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The parts of attention that are products of a tile's rows.
 
-    The residual stream is float32.
-
-    Each layer computes keys and values of every row, because later batches may read them. Queries,
-    attention and MLP are computed for every row too, but in the last layer for scored rows only.
+    `ForwardContext.attend` is what lies between the queries and `o_proj`.
     """
-    with jax.named_scope("embed"):
-        x = chosen(weights.embed, tokens).astype(jnp.float32)
-    rotary = rotary_tables(positions, cfg)
-    windows = jnp.array([window or EVERYTHING for window in cfg.windows], jnp.int32)
-    last = cfg.num_layers - 1
 
-    def one_layer(index: Array, state: State) -> State:
-        layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.layers)
-        state = with_queries_and_keys(layer, state, batch, rotary, cfg=cfg)
-        pool = batch.store(state.pool, index, state.kv)
-        keys = LayerKeys(pool, index, one_of(windows, index), state.kv)
-        q = batch.attend(batch.every, keys, state.q)
-        x = with_outputs(layer, state.x, q, batch, rows=batch.every, cfg=cfg)
-        return state._replace(x=x, q=q, pool=pool)
+    config: DecoderConfig
+    weights: LayerWeights
+    lanes: int
 
-    state = State(x, *batch.buffers(weights.embed.dtype), pool)
-    state = lax.fori_loop(0, last, one_layer, state)
-    with jax.named_scope("last_layer"):
-        layer, index = jax.tree.map(lambda w: w[last], weights.layers), jnp.int32(last)
-        kv = with_keys(layer, state, batch, rotary, cfg=cfg)
-        pool = batch.store(state.pool, index, kv)
-        x, q = scored_queries(layer, state, batch, cfg)
-        q = batch.attend(batch.scored, LayerKeys(pool, index, windows[last], kv), q)
-        x = with_outputs(layer, x, q, batch, rows=batch.scored, cfg=cfg, weights=weights)
-        width = weights.lm_head.shape[1] - cfg.hidden_size
-        x = jnp.pad(x, ((0, 0), (0, width)), constant_values=1) if width else x
-        return x.astype(weights.embed.dtype), pool
+    def __call__(
+        self, position_embeddings: Rotary, hidden_states: Array
+    ) -> tuple[Array, Array, Array]:
+        """Return q [M, H, D], k and v [M, Hkv, D]; q and k are normed and rotated."""
+        with jax.named_scope("queries_keys_values"):
+            size, of_keys = self._q_size, self.config.num_kv_heads * self.config.head_dim
+            qkv = linear(hidden_states, self.weights.qkv_proj, self.weights.qkv_bias)
+            q, k, v = jnp.split(qkv, (size, size + of_keys), axis=1)
+            q = self._norm_and_rotate(q, self.weights.q_norm, position_embeddings)
+            k = self._norm_and_rotate(k, self.weights.k_norm, position_embeddings)
+            return q, k, by_head(v, self.config)
+
+    def keys_values(self, position_embeddings: Rotary, hidden_states: Array) -> tuple[Array, Array]:
+        """Return k and v [M, Hkv, D]; k is normed and rotated."""
+        with jax.named_scope("keys_values"):
+            weights, size = self.weights, self._q_size
+            bias = None if weights.qkv_bias is None else weights.qkv_bias[size:]
+            kv = linear(hidden_states, rows_of(weights.qkv_proj, size), bias)
+            k, v = jnp.split(kv, 2, axis=1)
+            k = self._norm_and_rotate(k, weights.k_norm, position_embeddings)
+            return k, by_head(v, self.config)
+
+    def queries(self, position_embeddings: Rotary, hidden_states: Array) -> Array:
+        """Return q [M, H, D], normed and rotated."""
+        with jax.named_scope("queries"):
+            weights, size = self.weights, self._q_size
+            bias = None if weights.qkv_bias is None else weights.qkv_bias[:size]
+            q = linear(hidden_states, rows_of(weights.qkv_proj, 0, size), bias)
+            return self._norm_and_rotate(q, weights.q_norm, position_embeddings)
+
+    def o_proj(self, attn_output: Array) -> Array:
+        return linear(attn_output, self.weights.o_proj, self.weights.o_bias)
+
+    @property
+    def _q_size(self) -> int:
+        return self.config.num_heads * self.config.head_dim
+
+    def _norm_and_rotate(self, x: Array, norm: Array | None, position_embeddings: Rotary) -> Array:
+        return norm_and_rotate_heads(x, norm, position_embeddings, self.config, lanes=self.lanes)
+
+
+class MLP(NamedTuple):
+    weights: LayerWeights
+
+    def __call__(self, hidden_states: Array) -> Array:
+        weights = self.weights
+        gate_up = linear(hidden_states, weights.gate_up_proj, weights.gate_up_bias)
+        gate, up = jnp.split(gate_up, 2, axis=1)
+        wide, up = gate.astype(jnp.float32), up.astype(jnp.float32)
+        inner = (jax.nn.silu(wide) * up).astype(hidden_states.dtype)
+        return linear(inner, weights.down_proj, weights.down_bias)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    layer_idx: Array
+    config: DecoderConfig
+    weights: LayerWeights
+    window: Array
+    context: ForwardContext
+
+    @property
+    def self_attn(self) -> Attention:
+        return Attention(self.config, self.weights, self.context.lanes)
+
+    def __call__(self, position_embeddings: Rotary, state: State) -> State:
+        context = self.context
+
+        def project(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
+            q_buffer, kv_buffer = buffers
+            hidden_states = self.input_layernorm(part(state.hidden_states, start, size))
+            q, k, v = self.self_attn(sliced(position_embeddings, start, size), hidden_states)
+            q_buffer = context.put_queries(q_buffer, q, start)
+            return q_buffer, context.put_keys(kv_buffer, k, v, start)
+
+        q, kv = by_tiles(context.tiling, context.every[1], project, (state.q, state.kv))
+        pool = context.store(state.pool, self.layer_idx, kv)
+        q = context.attend(context.every, LayerKeys(pool, self.layer_idx, self.window, kv), q)
+        hidden_states = self._after_attention(state.hidden_states, q, context.every)
+        return State(hidden_states, q, kv, pool)
+
+    def of_scored_rows(
+        self, position_embeddings: Rotary, state: State, norm: Callable[[Array], Array]
+    ) -> tuple[Array, Pool]:
+        """Return the scored rows after `norm`, which come first in [T, E], and the pool.
+
+        So the last layer computes: keys and values of every row, because later batches may read
+        them, and all that follows of the scored rows only.
+        """
+        context = self.context
+
+        def project_all(start: Array, size: int, kv_buffer: Array) -> Array:
+            hidden_states = self.input_layernorm(part(state.hidden_states, start, size))
+            rotary = sliced(position_embeddings, start, size)
+            k, v = self.self_attn.keys_values(rotary, hidden_states)
+            return context.put_keys(kv_buffer, k, v, start)
+
+        kv = by_tiles(context.tiling, context.every[1], project_all, state.kv)
+        pool = context.store(state.pool, self.layer_idx, kv)
+        tiles, num_scored = context.scored
+        scored_embeddings = rotary_tables(tiles.rows.position, self.config)
+
+        def project_scored(
+            start: Array, size: int, buffers: tuple[Array, Array]
+        ) -> tuple[Array, Array]:
+            residual, q_buffer = buffers
+            rows = chosen(state.hidden_states, part(tiles.rows.place, start, size))
+            hidden_states = self.input_layernorm(rows)
+            q = self.self_attn.queries(sliced(scored_embeddings, start, size), hidden_states)
+            return put(residual, rows, start), context.put_queries(q_buffer, q, start)
+
+        buffers = jnp.zeros_like(state.hidden_states), state.q
+        residual, q = by_tiles(context.tiling, num_scored, project_scored, buffers)
+        q = context.attend(context.scored, LayerKeys(pool, self.layer_idx, self.window, kv), q)
+        return self._after_attention(residual, q, context.scored, norm), pool
+
+    def _after_attention(
+        self,
+        residual: Array,
+        q: Array,
+        rows: Chosen,
+        norm: Callable[[Array], Array] | None = None,
+    ) -> Array:
+        """Return the residual stream after attention, whose outputs are in `q`, and after the MLP;
+        with `norm`, also normed."""
+
+        def of_tile(start: Array, size: int, x: Array) -> Array:
+            attn_output = self.context.outputs(q, start, size)
+            hidden_states = part(x, start, size)
+            with jax.named_scope("output"):
+                attn_output = self.self_attn.o_proj(attn_output)
+                hidden_states = hidden_states + attn_output.astype(jnp.float32)
+            with jax.named_scope("mlp"):
+                normed = rms_norm(hidden_states, self.weights.post_attention_layernorm, self.config)
+                hidden_states = hidden_states + MLP(self.weights)(normed).astype(jnp.float32)
+            if norm is not None:
+                hidden_states = norm(hidden_states)
+            return put(x, hidden_states.astype(x.dtype), start)
+
+        return by_tiles(self.context.tiling, rows[1], of_tile, residual)
+
+    def input_layernorm(self, hidden_states: Array) -> Array:
+        with jax.named_scope("norm"):
+            return rms_norm(hidden_states, self.weights.input_layernorm, self.config)
+
+
+class Decoder(NamedTuple):
+    """A model without its head: from token ids to the hidden states of the scored rows."""
+
+    config: DecoderConfig
+    weights: DecoderWeights
+
+    def __call__(
+        self, token_ids: Array, positions: Array, context: ForwardContext, pool: Pool
+    ) -> tuple[Array, Pool]:
+        """Return hidden states of scored rows, [T, E] as the label head takes them, and the pool.
+
+        The residual stream is float32.
+        """
+        config = self.config
+        embed_tokens = self.weights.embed_tokens
+        layers = self.weights.layers
+        with jax.named_scope("embed"):
+            hidden_states = chosen(embed_tokens, token_ids).astype(jnp.float32)
+        position_embeddings = rotary_tables(positions, config)
+        windows = jnp.array([window or EVERYTHING for window in config.windows], jnp.int32)
+        last = config.num_layers - 1
+
+        def one_layer(index: Array, state: State) -> State:
+            weights = jax.tree.map(lambda w: part(w, index, 1)[0], layers)
+            layer = DecoderLayer(index, config, weights, one_of(windows, index), context)
+            return layer(position_embeddings, state)
+
+        state = State(hidden_states, *context.buffers(embed_tokens.dtype), pool)
+        state = lax.fori_loop(0, last, one_layer, state)
+        with jax.named_scope("last_layer"):
+            weights = jax.tree.map(lambda w: w[last], layers)
+            layer = DecoderLayer(jnp.int32(last), config, weights, windows[last], context)
+            hidden_states, pool = layer.of_scored_rows(position_embeddings, state, self.norm)
+            width = self.weights.lm_head.shape[1] - config.hidden_size
+            if width:
+                hidden_states = jnp.pad(hidden_states, ((0, 0), (0, width)), constant_values=1)
+            return hidden_states.astype(embed_tokens.dtype), pool
+
+    def norm(self, hidden_states: Array) -> Array:
+        """Return the final norm, after the inner layer of a head that has one."""
+        weights = self.weights
+        with jax.named_scope("final_norm"):
+            normed = rms_norm(hidden_states, weights.norm, self.config)
+            if weights.head_inner is None:
+                return normed
+            return jax.nn.relu(linear(normed, weights.head_inner, weights.head_inner_bias))
 
 
 def by_tiles(
@@ -162,131 +328,3 @@ def by_tiles(
 
         state = lax.fori_loop(0, count, one, state)
     return state
-
-
-def with_queries_and_keys(
-    layer: Layer, state: State, batch: Batch, rotary: Rotary, cfg: DecoderConfig
-) -> State:
-    """Compute queries, keys and values of all rows."""
-
-    def of_tile(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
-        normed = input_norm(layer, part(state.x, start, size), cfg)
-        q, k, v = projected(layer, normed, sliced(rotary, start, size), cfg, lanes=batch.lanes)
-        q_buffer = batch.put_queries(buffers[0], q, start)
-        return q_buffer, batch.put_keys(buffers[1], k, v, start)
-
-    q, kv = by_tiles(batch.tiling, batch.every[1], of_tile, (state.q, state.kv))
-    return state._replace(q=q, kv=kv)
-
-
-def with_keys(
-    layer: Layer, state: State, batch: Batch, rotary: Rotary, cfg: DecoderConfig
-) -> Array:
-    """Compute keys and values of all rows."""
-
-    def of_tile(start: Array, size: int, buffer: Array) -> Array:
-        normed = input_norm(layer, part(state.x, start, size), cfg)
-        k, v = keys_values(layer, normed, sliced(rotary, start, size), cfg, lanes=batch.lanes)
-        return batch.put_keys(buffer, k, v, start)
-
-    return by_tiles(batch.tiling, batch.every[1], of_tile, state.kv)
-
-
-def scored_queries(
-    layer: Layer, state: State, batch: Batch, cfg: DecoderConfig
-) -> tuple[Array, Array]:
-    """Return the scored rows of x, and the buffer with their queries."""
-    tiles, count = batch.scored
-    rotary = rotary_tables(tiles.rows.position, cfg)
-
-    def of_tile(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
-        rows = chosen(state.x, part(tiles.rows.place, start, size))
-        normed, turned = input_norm(layer, rows, cfg), sliced(rotary, start, size)
-        q = queries(layer, normed, turned, cfg, lanes=batch.lanes)
-        return put(buffers[0], rows, start), batch.put_queries(buffers[1], q, start)
-
-    return by_tiles(batch.tiling, count, of_tile, (jnp.zeros_like(state.x), state.q))
-
-
-def final_norm(weights: Weights, x: Array, cfg: DecoderConfig) -> Array:
-    """Return the norm of x, after the inner layer of a head that has one."""
-    with jax.named_scope("final_norm"):
-        normed = rms_norm(x, weights.final_norm, cfg)
-        if weights.head_inner is None:
-            return normed
-        return jax.nn.relu(linear(normed, weights.head_inner, weights.head_inner_bias))
-
-
-def with_outputs(
-    layer: Layer,
-    x: Array,
-    q: Array,
-    batch: Batch,
-    rows: Chosen,
-    cfg: DecoderConfig,
-    weights: Weights | None = None,
-) -> Array:
-    """Return x after attention and MLP of its rows; with all weights, also normed.
-
-    `q` is the buffer with outputs of attention.
-    """
-
-    def of_tile(start: Array, size: int, x: Array) -> Array:
-        attended = batch.outputs(q, start, size)
-        done = after_attention(layer, part(x, start, size), attended, cfg)
-        if weights is not None:
-            done = final_norm(weights, done, cfg)
-        return put(x, done.astype(x.dtype), start)
-
-    return by_tiles(batch.tiling, rows[1], of_tile, x)
-
-
-def input_norm(layer: Layer, x: Array, cfg: DecoderConfig) -> Array:
-    with jax.named_scope("norm"):
-        return rms_norm(x, layer.input_norm, cfg)
-
-
-def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig, lanes: int) -> Array:
-    """Return rotated queries [M, H, D]."""
-    with jax.named_scope("queries"):
-        size = cfg.num_heads * cfg.head_dim
-        bias = None if layer.qkv_bias is None else layer.qkv_bias[:size]
-        q = linear(normed, rows_of(layer.qkv, 0, size), bias)
-        return norm_and_rotate_heads(q, layer.q_norm, rotary, cfg, lanes=lanes)
-
-
-def projected(
-    layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig, lanes: int
-) -> tuple[Array, Array, Array]:
-    """Return q [M, H, D], k and v [M, Hkv, D] of a tile's rows, q and k rotated."""
-    with jax.named_scope("queries_keys_values"):
-        size, of_keys = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
-        both = linear(normed, layer.qkv, layer.qkv_bias)
-        q, k, v = jnp.split(both, (size, size + of_keys), axis=1)
-        q = norm_and_rotate_heads(q, layer.q_norm, rotary, cfg, lanes=lanes)
-        k = norm_and_rotate_heads(k, layer.k_norm, rotary, cfg, lanes=lanes)
-        return q, k, by_head(v, cfg)
-
-
-def keys_values(
-    layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig, lanes: int
-) -> tuple[Array, Array]:
-    """Return k and v [M, Hkv, D] of a tile's rows, k rotated."""
-    with jax.named_scope("keys_values"):
-        size = cfg.num_heads * cfg.head_dim
-        bias = None if layer.qkv_bias is None else layer.qkv_bias[size:]
-        k, v = jnp.split(linear(normed, rows_of(layer.qkv, size), bias), 2, axis=1)
-        k = norm_and_rotate_heads(k, layer.k_norm, rotary, cfg, lanes=lanes)
-        return k, by_head(v, cfg)
-
-
-def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> Array:
-    """Return the residual stream after output projection and MLP; `out` is [M, H * D]."""
-    with jax.named_scope("output"):
-        x = x + linear(out, layer.o, layer.o_bias).astype(jnp.float32)
-    with jax.named_scope("mlp"):
-        normed = rms_norm(x, layer.mlp_norm, cfg)
-        gate, up = jnp.split(linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
-        wide, up = gate.astype(jnp.float32), up.astype(jnp.float32)
-        activated = (jax.nn.silu(wide) * up).astype(normed.dtype)
-        return x + linear(activated, layer.down, layer.down_bias).astype(jnp.float32)

@@ -12,7 +12,7 @@ from jax.sharding import SingleDeviceSharding
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Attend, Attention, LayerKeys, Pool, store
-from gpuscore.backends.jax.decoder import Weights, forward
+from gpuscore.backends.jax.decoder import Decoder, DecoderWeights
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_statistics
 from gpuscore.backends.jax.layout import (
@@ -56,7 +56,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """`decoder.Batch` over the tables of one batch."""
+    """`decoder.ForwardContext` over the tables of one batch."""
 
     attention: Attention
     attends: Attend
@@ -111,14 +111,14 @@ class ProgramModel:
     """The parts that programs of all sizes share; of weights and pool only the shapes are used."""
 
     config: DecoderConfig
-    weights: Weights
+    weights: DecoderWeights
     pool: Any
     attends: Attend
     heads: Heads
 
 
 def run(
-    weights: Weights, pool: Pool, buffer: Array, *, model: ProgramModel, sizes: ProgramSizes
+    weights: DecoderWeights, pool: Pool, buffer: Array, *, model: ProgramModel, sizes: ProgramSizes
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
     cfg, tables = model.config, divided(buffer, sizes)
@@ -126,8 +126,8 @@ def run(
         cfg.attention_scale, model.heads, sizes.tiling, any(cfg.windows), tables=tables
     )
     numbers, batch = tables.numbers, PaddedBatch(attention, model.attends)
-    tokens = tables.token_ids, tables.positions
-    hidden, pool = forward(*tokens, weights, cfg, batch=batch, pool=pool)
+    decoder = Decoder(model.config, weights)
+    hidden, pool = decoder(tables.token_ids, tables.positions, batch, pool)
     rows = sizes.tiling.product_rows[-1]
     tiles = lax.div(numbers.scored[0] + rows - 1, rows)
     statistics = vocab_statistics(hidden, weights.lm_head, tiles, numbers.wanted[0], rows=rows)
@@ -178,7 +178,7 @@ def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device)
     arguments = *jax.tree.map(shaped, (weights, model.pool)), numbers(buffer_length(sizes))
     max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
     hidden = jax.ShapeDtypeStruct(
-        (sizes.tokens, model.config.head_width), weights.embed.dtype, sharding=there
+        (sizes.tokens, model.config.head_width), weights.embed_tokens.dtype, sharding=there
     )
     head = shaped(weights.lm_head)
     return TracedPrograms(

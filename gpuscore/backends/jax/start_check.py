@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import LayerKeys, Pool
-from gpuscore.backends.jax.decoder import Weights, forward
+from gpuscore.backends.jax.decoder import Decoder, DecoderWeights
 from gpuscore.backends.jax.label_head import VOCAB_TILE
 from gpuscore.backends.jax.layout import Bounds, Chosen, Rows, Tiles, TileSizes
 from gpuscore.backends.jax.products import contract, part, put
@@ -19,7 +19,7 @@ from gpuscore.types.batch import PackedBatch, RowScores, visible_rows
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch:
-    """`decoder.Batch` of a batch without cached tokens, all of whose rows are scored."""
+    """`decoder.ForwardContext` of a batch without cached tokens, all of whose rows are scored."""
 
     config: DecoderConfig
     seen: Array  # bool [T, T]
@@ -72,16 +72,16 @@ class MaskedBatch:
 
 
 def reference_scores(
-    batch: PackedBatch, weights: Weights, config: DecoderConfig, dtype: jnp.dtype
+    batch: PackedBatch, weights: DecoderWeights, config: DecoderConfig, dtype: jnp.dtype
 ) -> RowScores:
     """Return a batch's scores, computed in `dtype`: the weights' own, or float32."""
-    norms = ("input_norm", "q_norm", "k_norm", "mlp_norm")
+    norms = ("input_layernorm", "q_norm", "k_norm", "post_attention_layernorm")
     wide = {name: getattr(weights.layers, name) for name in norms}
     wide = {name: norm.astype(dtype) for name, norm in wide.items() if norm is not None}
     rows = weights._replace(
-        embed=weights.embed[batch.token_ids].astype(dtype),
+        embed_tokens=weights.embed_tokens[batch.token_ids].astype(dtype),
         layers=weights.layers._replace(**wide),
-        final_norm=weights.final_norm.astype(dtype),
+        norm=weights.norm.astype(dtype),
     )
     hidden = jax.jit(partial(reference_hidden, config))(
         rows, jnp.asarray(batch.positions), jnp.asarray(visible_rows(batch))
@@ -96,8 +96,8 @@ def reference_scores(
 
 
 def reference_hidden(
-    config: DecoderConfig, weights: Weights, positions: Array, seen: Array
+    config: DecoderConfig, weights: DecoderWeights, positions: Array, seen: Array
 ) -> Array:
     """Return the hidden states of all tokens, which attend to those that they have `seen`."""
     batch, rows = MaskedBatch(config, seen, positions), jnp.arange(len(positions))
-    return forward(rows, positions, weights, config, batch=batch, pool=Pool(jnp.zeros(0)))[0]
+    return Decoder(config, weights)(rows, positions, batch, Pool(jnp.zeros(0)))[0]

@@ -1,4 +1,4 @@
-"""Reads `Weights` from a model directory, with the layers' weights stacked."""
+"""Reads `DecoderWeights` from a model directory, with the layers' weights stacked."""
 
 import hashlib
 import logging
@@ -17,23 +17,23 @@ from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.hf_config import BIAS_COLUMNS
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.common.shapes import weight_shapes
-from gpuscore.backends.jax.decoder import Layer, Weights
+from gpuscore.backends.jax.decoder import DecoderWeights, LayerWeights
 from gpuscore.backends.jax.products import Quantized
 from gpuscore.errors import ConfigError
 
-# Field of `Layer` -> the parts of the checkpoint that are stacked in it.
+# Field of `LayerWeights` -> the parts of the checkpoint that are stacked in it.
 PARTS = {
-    "input_norm": ("input_norm",),
-    "qkv": ("q", "k", "v"),
+    "input_layernorm": ("input_norm",),
+    "qkv_proj": ("q", "k", "v"),
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
     "q_norm": ("q_norm",),
     "k_norm": ("k_norm",),
-    "o": ("o",),
+    "o_proj": ("o",),
     "o_bias": ("o_bias",),
-    "mlp_norm": ("mlp_norm",),
-    "gate_up": ("gate", "up"),
+    "post_attention_layernorm": ("mlp_norm",),
+    "gate_up_proj": ("gate", "up"),
     "gate_up_bias": ("gate_bias", "up_bias"),
-    "down": ("down",),
+    "down_proj": ("down",),
     "down_bias": ("down_bias",),
 }
 INNER = ("head_inner", "head_inner_bias")  # of a head of two layers
@@ -45,7 +45,7 @@ def load_weights(
     dtype: str,
     device: jax.Device,
     precision: Precision = "full",
-) -> Weights:
+) -> DecoderWeights:
     """Read and check all weights.
 
     Args:
@@ -63,7 +63,9 @@ def load_weights(
         return _Reader(files, architecture, form, device, precision=precision).read()
 
 
-def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precision) -> Weights:
+def weight_shapes_of(
+    architecture: Architecture, dtype: str, precision: Precision
+) -> DecoderWeights:
     """Return the shapes of the result of `load_weights`; no tensor is read."""
     config, shapes = architecture.config, weight_shapes(architecture.config)
 
@@ -79,11 +81,11 @@ def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precisio
             return Quantized(shaped(shape, jnp.int8), shaped(shape[:2], jnp.float32))
         return shaped(shape)
 
-    layers = Layer(**{name: field(parts) for name, parts in PARTS.items()})
+    layers = LayerWeights(**{name: field(parts) for name, parts in PARTS.items()})
     embed, norm = (shaped(shapes[part]) for part in ("embed", "final_norm"))
     head = shaped((config.label_rows, config.head_width))
     inner = [shaped(shapes[part]) for part in INNER if part in config.head_parts]
-    return Weights(embed, layers, norm, head, *inner)
+    return DecoderWeights(embed, layers, norm, head, *inner)
 
 
 class _Reader:
@@ -98,13 +100,13 @@ class _Reader:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision = precision
 
-    def read(self) -> Weights:
+    def read(self) -> DecoderWeights:
         tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights
         embed = self._put(self._tensor("embed", names["embed"]))
-        weights = Weights(
-            embed=embed,
-            layers=Layer(**{field: self._field(parts) for field, parts in PARTS.items()}),
-            final_norm=self._put(self._tensor("final_norm", names["final_norm"])),
+        weights = DecoderWeights(
+            embed_tokens=embed,
+            layers=LayerWeights(**{field: self._field(parts) for field, parts in PARTS.items()}),
+            norm=self._put(self._tensor("final_norm", names["final_norm"])),
             lm_head=embed if tied else self._head(names),
             **{part: self._put(self._tensor(part, names[part])) for part in INNER if part in names},
         )
@@ -120,7 +122,7 @@ class _Reader:
         return self._put(head)
 
     def _field(self, parts: tuple[str, ...]) -> Any:
-        """Read parts of all layers that are one field of `Layer`; None if the model has none."""
+        """Read parts of all layers that are one field of `LayerWeights`; None if there are none."""
         if parts[0] not in self.architecture.layer_weights[0]:
             return None
         in_int8 = self.precision == "int8" and parts[0] in LINEAR

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from gpuscore.backends.base import OutOfMemory
@@ -29,8 +30,8 @@ from gpuscore.backends.common.start_check import (
 )
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
-from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
@@ -47,10 +48,12 @@ from gpuscore.backends.torch.launcher import (
 )
 from gpuscore.backends.torch.layers import STEADY_ROWS, all_at_once, in_tiles
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
+from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.backends.torch.start_check import WideHead, reference
+from gpuscore.backends.torch.weights import DecoderWeights, shortened
 from gpuscore.backends.torch.work_thread import Done, WorkThread, translated
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
@@ -106,10 +109,10 @@ class TorchBackend:
         whole = plan.architecture.config
         products = None if plan.kernels else self._compiler(few_products)
         self._head: Head = WholeHead(self._own, whole.final_softcap, products)
-        self._lookup: Lookup = functional.embedding
+        self._embedding: Callable[[Tensor, Tensor], Tensor] = functional.embedding
         if group is not None:
             vocabulary = ShardedVocabulary(group, whole.vocab_size, self._head)
-            self._lookup = vocabulary.embedding
+            self._embedding = vocabulary.embedding
             self._head = vocabulary if whole.classes is None else self._head
         if plan.device.type == "cpu":
             keep_freed_blocks()
@@ -121,10 +124,11 @@ class TorchBackend:
             # Only for the check and the measurement: a few layers and pages.
             short, some = shortened(config, weights)
             pages = pages_for(plan.pages.size)
-            self.launcher = self._make_launcher(short, some, num_pages=pages, num_states=1)
+            self.launcher = self._make_launcher(
+                short, some, num_pages=pages, num_states=1, gated_from=GATED_FROM
+            )
             if group is not None:
                 group.connect()
-            self.launcher.decoder.gated_from = GATED_FROM
             self._check(short, some)
             of_device = memory or memory_of(plan.device, plan.shard.ranks)
             num_pages = self._count_pages(of_device, short.num_layers)
@@ -197,14 +201,27 @@ class TorchBackend:
         return min(self.plan.max_tokens, self.plan.max_model_len)
 
     def _make_launcher(
-        self, config: DecoderConfig, weights: DecoderWeights, num_pages: int, num_states: int
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        num_pages: int,
+        num_states: int,
+        gated_from: int | None = None,
     ) -> Launcher:
         plan = self.plan
-        decoder = self._decoder(config, weights)
+        operators = Operators(
+            self._compiler,
+            self._by_rows,
+            impl=self._own,
+            embedding=self._embedding,
+            gated_product=None if plan.not_gated else gated_product,
+            gated_from=gated_from,
+        )
+        decoder = Decoder(config, weights, operators)
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, device=plan.device)
         attention = self._attention(config, pool)
         states = StatePool(config, num_states, plan.dtype, plan.device)
-        linear = LinearAttention(config, states, self._compiler, self._own)
+        linear = DeltaNetBackend(config, states, self._compiler, self._own)
         if plan.graph_tokens is None:
             return PlainLauncher(
                 decoder, pool, attention, linear, head=self._head, by_rows=self._by_rows
@@ -215,17 +232,6 @@ class TorchBackend:
         )
         launcher.reserve(self._largest())
         return launcher
-
-    def _decoder(self, config: DecoderConfig, weights: DecoderWeights) -> Decoder:
-        return Decoder(
-            config,
-            weights,
-            self._compiler,
-            by_rows=self._by_rows,
-            own=self._own,
-            lookup=self._lookup,
-            gated_product=None if self.plan.not_gated else gated_product,
-        )
 
     @property
     def _compiler(self) -> Compiler:
@@ -244,7 +250,7 @@ class TorchBackend:
         def plainly(dtype: torch.dtype, head: Head) -> Run:
             if group is not None and whole.classes is None:
                 head = ShardedVocabulary(group, whole.vocab_size, head)
-            return run_on(reference(config, weights, head, self._lookup, dtype=dtype))
+            return run_on(reference(config, weights, head, self._embedding, dtype=dtype))
 
         exact = plainly(torch.float32, WideHead(whole.final_softcap))
         eight_bits = plan.precision == "int8"
@@ -300,7 +306,7 @@ class TorchBackend:
             "memory: weights %s, largest batch %s, KV cache %s",
             mebibytes(plan.weight_bytes),
             f"{mebibytes(measured.batch)} ({how})",
-            pages.told(num_pages),
+            pages.describe(num_pages),
         )
         return num_pages
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -19,9 +19,15 @@ from gpuscore_kernels.row_functions.build import built_ahead
 logger = logging.getLogger(__name__)
 
 Function: TypeAlias = Callable[..., Any]
-Compiler: TypeAlias = Callable[[Function], Function]  # returns a faster form of a function
+FunctionT = TypeVar("FunctionT", bound=Function)
 
 WORTHWHILE_PARAMETERS = 100_000_000  # smaller models spend little in these functions
+
+
+class Compiler(Protocol):
+    """Returns a faster form of a function."""
+
+    def __call__(self, function: FunctionT, /) -> FunctionT: ...
 
 
 def use_compiler(
@@ -54,6 +60,6 @@ def cc() -> str:
     return os.environ.get("CC") or "gcc"
 
 
-def eagerly(function: Function) -> Function:
+def eagerly(function: FunctionT, /) -> FunctionT:
     """Return the function unchanged: the compiler that does nothing."""
     return function

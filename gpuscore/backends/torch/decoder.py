@@ -1,366 +1,354 @@
-"""The decoder that all supported architectures share: norms, rotary attention, a gated MLP."""
+"""The decoder that all supported architectures share.
 
-from collections.abc import Callable, Mapping
+Its objects and their parts have the names of Hugging Face's `modeling_qwen3.py`, those of Qwen3.5's
+linear attention those of `modeling_qwen3_5.py`. What differs: a batch is one row of T tokens, as
+`types.batch` draws it; q, k and v are one product, gate and up another; and adding a block's output
+to the residual stream waits for the next norm, because one kernel does both.
+
+T tokens, N scored rows, E hidden size, I of the MLP, H heads, Hkv of keys, D head size, V tokens of
+the vocabulary.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeAlias
 
 from torch import Tensor
 from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.ropes import Rope
-from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.delta_net.layer import DeltaWeights, Recur
+from gpuscore.backends.torch.attention.choice import AttentionPass
+from gpuscore.backends.torch.delta_net.layer import DeltaNetPass
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
-    ByRows,
     add_and_norm,
-    all_at_once,
     gated,
     inverse_frequencies,
     norm_and_rotate,
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts, Products
-from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
-from gpuscore_kernels import Implementation
-from gpuscore_kernels.hopper import FEWEST_ROWS
-from gpuscore_kernels.label_head import repeating_rows
-from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts
+from gpuscore.backends.torch.mixture import MoE
+from gpuscore.backends.torch.operators import Operators
+from gpuscore.backends.torch.weights import DecoderWeights, LayerWeights, MLPWeights
+from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
 from gpuscore_kernels.reference import QkvHeads
-
-# attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
-# last layer, where q holds the scored rows only.
-Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-# How many of a batch's rows, and of its scored rows, are no padding, int32 [1] each; None = all.
-Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
-# The residual stream [T, E], and what is still to be added to it; None in front of all layers.
-Stream: TypeAlias = tuple[Tensor, Tensor | None]
-Rotary: TypeAlias = Mapping[Rope, tuple[Tensor, ...]]  # cos and sin of all rows, [T, D / 2]
-# (token ids [T], table [V, E]) -> rows of the table [T, E].
-Lookup: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """Needs of the layers of one forward pass beside its rows."""
+    """What the layers read of a batch beside its hidden states."""
 
-    attend: Attend
+    attention: AttentionPass
     kept: KeptRows
-    filled: Filled = (None, None)  # mixtures of experts compute nothing for padding
-    recur: Recur | None = None  # only of models with linear layers
+    linear_attn: DeltaNetPass | None = None  # only of models with layers of linear attention
+    # How many rows, and scored rows, are no padding, int32 [1]; None = all. Mixtures of experts
+    # compute nothing for padding.
+    num_tokens: Tensor | None = None
+    num_scored: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MlpWeights:
-    gate_up: Linear  # [2 I, E]
-    down: Linear  # [E, I]
+class RMSNorm:
+    def __init__(self, weight: Tensor, config: DecoderConfig, operators: Operators) -> None:
+        self.weight = weight
+        self.eps = config.rms_norm_eps
+        self.one_plus = config.one_plus_norms  # Gemma multiplies by 1 + weight
+        self._rms_norm = operators.by_rows(operators.compiler(rms_norm))
+        self._add_and_norm = operators.by_rows(operators.compiler(add_and_norm), 2)
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        return self._rms_norm(hidden_states, self.weight, self.eps, self.one_plus)
+
+    def after_adding(self, hidden_states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the norm of residual + hidden_states, and this sum: the next residual."""
+        if residual is None:  # in front of all layers
+            return self(hidden_states), hidden_states
+        residual, hidden_states = self._add_and_norm(
+            residual, hidden_states, self.weight, self.eps, self.one_plus
+        )
+        return hidden_states, residual
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    input_norm: Tensor  # [E]
-    # [(H + 2 Hkv) D, E]: q rows, then k, then v; with an output gate its H D rows come first. The
-    # last layer has its queries in one part, keys and values in another. In a linear layer:
-    # `delta_net.layer.DELTA_PARTS`.
-    qkv: Linear
-    q_norm: Tensor | None  # [D]
-    k_norm: Tensor | None  # [D]
-    o: Linear  # [E, H D]
-    post_attention_norm: Tensor | None  # [E]
-    mlp_norm: Tensor  # [E]
-    mlp: MlpWeights | MixtureWeights
-    post_mlp_norm: Tensor | None  # [E]
-    delta: DeltaWeights | None = None  # of a linear layer, which has no attention
+class RotaryEmbedding:
+    def __init__(
+        self, rope: Rope, config: DecoderConfig, weights: DecoderWeights, operators: Operators
+    ) -> None:
+        rotated = config.rotary_dim or config.head_dim
+        device = weights.embed_tokens.device
+        self.inv_freq = inverse_frequencies(rope, rotated, config.head_dim, device)
+        self._rotary_tables = operators.by_rows(rotary_tables)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, float32 [T, D / 2]."""
+        return self._rotary_tables(positions, frequencies=self.inv_freq)
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    embed: Tensor  # [V, E]
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor  # [E]
-    # [V, E]; the embedding itself where they are tied, or [classes, E] or [classes, E + 8] with a
-    # bias in column E, for which rows end with ones.
-    lm_head: Tensor
-    head_inner: Linear | None = None  # of a head of two layers, the first
+class Attention:
+    def __init__(
+        self, layer_idx: int, config: DecoderConfig, weights: LayerWeights, operators: Operators
+    ) -> None:
+        by_rows = operators.by_rows
+        self.layer_idx = layer_idx
+        self.gate_size = config.num_heads * config.head_dim if config.output_gate else 0
+        self.qkv_proj = by_rows(Linear(weights.qkv_proj, operators.products))
+        if layer_idx == config.num_layers - 1:
+            assert isinstance(weights.qkv_proj, LinearParts)  # noqa: S101  (the loader's promise)
+            self.q_proj, self.kv_proj = (
+                by_rows(Linear(part, operators.products)) for part in weights.qkv_proj.parts
+            )
+        self.o_proj = by_rows(Linear(weights.o_proj, operators.products))
+        self.heads = QkvHeads(
+            config.num_heads,
+            config.num_kv_heads,
+            weights.q_norm,
+            weights.k_norm,
+            config.rms_norm_eps,
+            config.one_plus_norms,
+        )
+        self.q_heads = replace(self.heads, keys=0)
+        self.kv_heads = replace(self.heads, queries=0)
+        fused = operators.impl == "triton"
+        # Not tile by tile, because padding has no slots.
+        self._kernel_stores = fused and not operators.in_tiles
+        self._norm_and_rotate: Callable[..., tuple[Tensor, Tensor, Tensor]] = by_rows(
+            qk_norm_rope_store if fused else operators.compiler(norm_and_rotate), 3
+        )
+        self._apply_gate = by_rows(apply_gate, 2)
+
+    def __call__(
+        self,
+        position_embeddings: tuple[Tensor, Tensor],
+        hidden_states: Tensor,
+        context: ForwardContext,
+    ) -> Tensor:
+        gate, qkv = self._split_gate(self.qkv_proj(hidden_states))
+        q, k, v = self._norm_rotate_store(qkv, position_embeddings, self.heads, context.kept)
+        return self._attend(q, k, v, gate, context)
+
+    def of_scored_rows(
+        self,
+        position_embeddings: tuple[Tensor, Tensor],
+        hidden_states: Tensor,
+        residual: Tensor,
+        score_rows: Tensor,
+        context: ForwardContext,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the residual of the scored rows.
+
+        So the last layer computes: keys and values of every row, because later batches may read
+        them, and all that follows of the scored rows only.
+        """
+        kv = self.kv_proj(hidden_states)
+        _, k, v = self._norm_rotate_store(kv, position_embeddings, self.kv_heads, context.kept)
+        residual, hidden_states, cos, sin = (
+            rows.index_select(0, score_rows)
+            for rows in (residual, hidden_states, *position_embeddings)
+        )
+        gate, q = self._split_gate(self.q_proj(hidden_states))
+        q, _, _ = self._norm_and_rotate(q, cos, sin, self.q_heads)
+        return self._attend(q, k, v, gate, context), residual
+
+    def _split_gate(self, qkv: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return the output gate [T, H D], if the model has one, and the rest of the product."""
+        if not self.gate_size:
+            return None, qkv
+        return qkv[:, : self.gate_size], qkv[:, self.gate_size :]
+
+    def _norm_rotate_store(
+        self,
+        qkv: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        heads: QkvHeads,
+        kept: KeptRows,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Split q [T, H, D], k and v [T, Hkv, D]; norm and rotate q and k; write k and v to pages.
+
+        The keys and values that are written are those of the rows that later batches may read.
+        """
+        cos, sin = position_embeddings
+        if self._kernel_stores:
+            pages = kept.pages(self.layer_idx)
+            return qk_norm_rope_store(qkv, cos, sin, heads, pages=pages)
+        q, k, v = self._norm_and_rotate(qkv, cos, sin, heads)
+        kept.write(self.layer_idx, k, v)
+        return q, k, v
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, context: ForwardContext
+    ) -> Tensor:
+        attn_output = context.attention.run(self.layer_idx, q, k, v).flatten(1)
+        if gate is not None:
+            attn_output = self._apply_gate(attn_output, gate)
+        return self.o_proj(attn_output)
+
+
+def apply_gate(attn_output: Tensor, gate: Tensor) -> Tensor:
+    """Return attn_output * sigmoid(gate), in place; float32 inside, rounded once."""
+    return attn_output.mul_(gate.float().sigmoid())
+
+
+class LinearAttention:
+    """The gated delta net of Qwen3.5, in the place of `Attention`."""
+
+    def __init__(self, layer_idx: int, weights: LayerWeights, operators: Operators) -> None:
+        assert weights.linear_attn is not None  # noqa: S101  (the caller has asked)
+        self.layer_idx = layer_idx
+        self.weights = weights.linear_attn
+        self.in_proj = operators.by_rows(Linear(weights.qkv_proj, operators.products))
+        self.out_proj = operators.by_rows(Linear(weights.o_proj, operators.products))
+
+    def __call__(
+        self,
+        position_embeddings: tuple[Tensor, Tensor],
+        hidden_states: Tensor,
+        context: ForwardContext,
+    ) -> Tensor:
+        """Return the outputs; states know the order of tokens without position embeddings."""
+        assert context.linear_attn is not None  # noqa: S101  (the launcher has prepared it)
+        projected = self.in_proj(hidden_states)
+        return self.out_proj(context.linear_attn.run(self.layer_idx, self.weights, projected))
+
+    def of_scored_rows(
+        self,
+        position_embeddings: tuple[Tensor, Tensor],
+        hidden_states: Tensor,
+        residual: Tensor,
+        score_rows: Tensor,
+        context: ForwardContext,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the residual of the scored rows; a state needs every row."""
+        hidden_states = self(position_embeddings, hidden_states, context)
+        return hidden_states.index_select(0, score_rows), residual.index_select(0, score_rows)
+
+
+class MLP:
+    def __init__(self, config: DecoderConfig, weights: MLPWeights, operators: Operators) -> None:
+        self.activation = config.activation
+        self.gate_up_proj = Linear(weights.gate_up_proj, operators.products)
+        self.down_proj = Linear(weights.down_proj, operators.products)
+        self._gated = operators.compiler(gated)
+        self._operators = operators
+
+    def __call__(self, hidden_states: Tensor, num_rows: Tensor | None = None) -> Tensor:
+        """Return the outputs [T, E], of padding too."""
+        return self.down_proj(self._gate_and_up(hidden_states))
+
+    def _gate_and_up(self, hidden_states: Tensor) -> Tensor:
+        """Return act(gate) * up, [T, I]."""
+        fused = self._operators.gated_product
+        if fused is not None and len(hidden_states) >= self._operators.gated_from:
+            weights = self.gate_up_proj.weights
+            assert isinstance(weights, DenseLinear)  # noqa: S101  (the plan has checked it)
+            return fused(hidden_states, weights.weight)
+        return self._gated(self.gate_up_proj(hidden_states), self.activation)
+
+
+class DecoderLayer:
+    def __init__(
+        self, layer_idx: int, config: DecoderConfig, weights: LayerWeights, operators: Operators
+    ) -> None:
+        def norm(weight: Tensor | None) -> RMSNorm | None:
+            return None if weight is None else RMSNorm(weight, config, operators)
+
+        self.rope = config.rope_of(layer_idx)
+        self.input_layernorm = RMSNorm(weights.input_layernorm, config, operators)
+        self.self_attn = (
+            Attention(layer_idx, config, weights, operators)
+            if weights.linear_attn is None
+            else LinearAttention(layer_idx, weights, operators)
+        )
+        self.post_self_attn_layernorm = norm(weights.post_self_attn_layernorm)
+        self.post_attention_layernorm = RMSNorm(weights.post_attention_layernorm, config, operators)
+        self.mlp = operators.by_rows(
+            MLP(config, weights.mlp, operators)
+            if isinstance(weights.mlp, MLPWeights)
+            else MoE(config.activation, weights.mlp, operators)
+        )
+        self.post_mlp_layernorm = norm(weights.post_mlp_layernorm)
+
+    def __call__(
+        self,
+        position_embeddings: tuple[Tensor, Tensor],
+        hidden_states: Tensor,
+        residual: Tensor | None,
+        context: ForwardContext,
+        score_rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the MLP's output, and the residual stream that it is still to be added to.
+
+        With `score_rows`, of these rows only.
+        """
+        hidden_states, residual = self.input_layernorm.after_adding(hidden_states, residual)
+        if score_rows is None:
+            hidden_states = self.self_attn(position_embeddings, hidden_states, context)
+            num_rows = context.num_tokens
+        else:
+            hidden_states, residual = self.self_attn.of_scored_rows(
+                position_embeddings, hidden_states, residual, score_rows, context
+            )
+            num_rows = context.num_scored
+        if self.post_self_attn_layernorm is not None:
+            hidden_states = self.post_self_attn_layernorm(hidden_states)
+        hidden_states, residual = self.post_attention_layernorm.after_adding(
+            hidden_states, residual
+        )
+        hidden_states = self.mlp(hidden_states, num_rows)
+        if self.post_mlp_layernorm is not None:
+            hidden_states = self.post_mlp_layernorm(hidden_states)
+        return hidden_states, residual
 
 
 class Decoder:
-    """Weights and configuration of one model; `forward` keeps no state.
-
-    Args:
-        config, weights: of the model.
-        compiler: makes element-wise functions fast.
-        by_rows: applies a stage to all rows at once, or tile by tile.
-        own: implementation of the parts that have a kernel of ours and do not compute row by row:
-            everything between the QKV product and attention.
-        lookup: reads embeddings.
-        gated_product: computes silu(gate) * up from rows and plain weights, `gated_from` rows or
-            more of them.
-    """
+    """A model without its head: from token ids to the hidden states of the scored rows."""
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        weights: DecoderWeights,
-        compiler: Compiler = eagerly,
-        *,
-        by_rows: ByRows = all_at_once,
-        own: Implementation = "reference",
-        lookup: Lookup = functional.embedding,
-        gated_product: Callable[[Tensor, Tensor], Tensor] | None = None,
+        self, config: DecoderConfig, weights: DecoderWeights, operators: Operators | None = None
     ) -> None:
+        operators = operators or Operators()
         self.config = config
-        self._lookup, self._gated_product = lookup, gated_product
-        self.gated_from = FEWEST_ROWS
-        self._by_rows = by_rows
-        self._own: Implementation = own
-        # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
-        self._stores = own == "triton" and by_rows is all_at_once
-        self._gate_size = config.num_heads * config.head_dim if config.output_gate else 0
-        self._of_norms = config.rms_norm_eps, config.one_plus_norms
         self.weights = weights
-        self.layers_done = 0  # by all passes so far
-        # Rounded to the model's dtype first, as the models were trained.
-        self._embed_scale = weights.embed.new_tensor(config.embed_scale)
-        self._rms_norm = compiler(rms_norm)
-        self._add_and_norm = compiler(add_and_norm)
-        self._norm_and_rotate = compiler(norm_and_rotate)
-        self._gated = compiler(gated)
-        self._product = Products(compiler)
-        activate = partial(self._gated, activation=config.activation)
-        self._mixture = MixtureMlp(activate, self._product, by_rows is not all_at_once)
-        self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
-        self.frequencies = {
-            rope: inverse_frequencies(
-                rope, config.rotary_dim or config.head_dim, config.head_dim, weights.embed.device
-            )
-            for rope in self.ropes
+        self.layers = [
+            DecoderLayer(layer_idx, config, layer, operators)
+            for layer_idx, layer in enumerate(weights.layers)
+        ]
+        self.norm = RMSNorm(weights.norm, config, operators)
+        self.head_inner: Linear | None = None
+        if weights.head_inner is not None:
+            self.head_inner = operators.by_rows(Linear(weights.head_inner, operators.products))
+        self.rotary_emb = {
+            layer.rope: RotaryEmbedding(layer.rope, config, weights, operators)
+            for layer in self.layers
         }
+        self.layers_done = 0  # by all passes so far, but for the last layer's
+        self._embedding = operators.embedding
+        # Rounded to the model's dtype first, as the models were trained.
+        self._embed_scale = weights.embed_tokens.new_tensor(config.embed_scale)
 
-    def forward(
+    def __call__(
         self, token_ids: Tensor, positions: Tensor, score_rows: Tensor, context: ForwardContext
     ) -> Tensor:
-        """Return hidden states [N, E] of `score_rows`, as the label head takes them.
-
-        The last layer computes keys and values of every row, because later batches may read
-        them, but queries, output projection and MLP of the scored rows only; a linear layer
-        computes all of every row.
-        """
-        rotary, last = self._rotary(positions), self.weights.layers[-1]
-        streams: list[Stream] = [(self.embed(token_ids), None)]
-        whole = len(self.weights.layers) - (last.delta is None)  # layers that compute all rows
-        for index in range(whole):
-            stream = self._one_layer(index, streams.pop(), rotary, context)
-            streams.append(stream)
+        """Return hidden states [N, E] of `score_rows`, as the label head takes them."""
+        hidden_states = self.embed_tokens(token_ids)
+        residual: Tensor | None = None
+        position_embeddings = {rope: emb(positions) for rope, emb in self.rotary_emb.items()}
+        for layer in self.layers[:-1]:
+            hidden_states, residual = layer(
+                position_embeddings[layer.rope], hidden_states, residual, context
+            )
             self.layers_done += 1
-            del stream  # whoever holds it holds its memory through the next layer
-        x, delta = streams.pop()
-        if last.delta is not None:
-            assert delta is not None  # noqa: S101  (an MLP has computed it)
-            return self.final_norm(*(rows.index_select(0, score_rows) for rows in (x, delta)))
-        angles = rotary[self.ropes[-1]]
-        keys = partial(self._keys, last, self._pages(context.kept, whole))
-        x, normed, k, v = self._by_rows(keys, x, delta, *angles)
-        self._store(context.kept, whole, k, v)
-        x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, *angles))
-        q, *gate = self._by_rows(partial(self._queries, last), *chosen)
-        attended = context.attend(whole, q, k, v).flatten(1)
-        after = partial(self._after, last, context.filled[1])
-        return self.final_norm(*self._by_rows(after, x, attended, *gate))
-
-    def _one_layer(
-        self, index: int, stream: Stream, rotary: Rotary, context: ForwardContext
-    ) -> Stream:
-        """Return the stream after a layer, for all rows."""
-        layer, angles = self.weights.layers[index], rotary[self.ropes[index]]
-        x, delta = stream
-        del stream  # so that the memory of x is free when the first norm has read it
-        after = partial(self._after, layer, context.filled[0])
-        if layer.delta is not None:
-            assert context.recur is not None  # noqa: S101  (the caller has prepared it)
-            x, product = self._by_rows(partial(self._projected, layer), x, delta)
-            mixed = context.recur(index, layer.delta, product)
-            x, delta = self._by_rows(after, x, mixed)
-            return x, delta
-        before = partial(self._before, layer, self._pages(context.kept, index))
-        x, q, k, v, *gate = self._by_rows(before, x, delta, *angles)
-        self._store(context.kept, index, k, v)
-        attended = context.attend(index, q, k, v).flatten(1)
-        x, delta = self._by_rows(after, x, attended, *gate)
-        return x, delta
-
-    def _rotary(self, positions: Tensor) -> Rotary:
-        """Return the tables of each kind of rotary embedding that layers use."""
-        return {
-            rope: self._by_rows(partial(rotary_tables, frequencies=frequencies), positions)
-            for rope, frequencies in self.frequencies.items()
-        }
-
-    def _pages(self, kept: KeptRows, layer: int) -> Pages | None:
-        return kept.pages(layer) if self._stores else None
-
-    def _store(self, kept: KeptRows, layer: int, k: Tensor, v: Tensor) -> None:
-        if not self._stores:
-            kept.write(layer, k, v)
-
-    def _before(
-        self,
-        layer: LayerWeights,
-        pages: Pages | None,
-        x: Tensor,
-        delta: Tensor | None,
-        *angles: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Return x + delta, and q [T, H, D], k and v [T, Hkv, D] of all rows; q and k rotated.
-
-        The gate [T, H D] of models that have one is the last.
-        """
-        x, normed = self._residual(x, delta, layer.input_norm)
-        heads = self._heads(layer, self.config.num_heads, self.config.num_kv_heads)
-        return x, *self._turned(self._product(layer.qkv, normed), angles, heads, pages)
-
-    def _keys(
-        self,
-        layer: LayerWeights,
-        pages: Pages | None,
-        x: Tensor,
-        delta: Tensor | None,
-        *angles: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return x + delta, its norm, and k and v of all rows."""
-        x, normed = self._residual(x, delta, layer.input_norm)
-        product = self._product(_parts(layer.qkv)[1], normed)
-        heads = self._heads(layer, 0, self.config.num_kv_heads)
-        _, k, v = self._turned(product, angles, heads, pages)
-        return x, normed, k, v
-
-    def _queries(self, layer: LayerWeights, normed: Tensor, *angles: Tensor) -> tuple[Tensor, ...]:
-        product = self._product(_parts(layer.qkv)[0], normed)
-        heads = self._heads(layer, self.config.num_heads, 0)
-        q, _, _, *gate = self._turned(product, angles, heads)
-        return q, *gate
-
-    def _projected(
-        self, layer: LayerWeights, x: Tensor, delta: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return x + delta, and the projections of a linear layer."""
-        x, normed = self._residual(x, delta, layer.input_norm)
-        return x, self._product(layer.qkv, normed)
-
-    def _heads(self, layer: LayerWeights, queries: int, keys: int) -> QkvHeads:
-        return QkvHeads(queries, keys, layer.q_norm, layer.k_norm, *self._of_norms)
-
-    def _turned(
-        self,
-        product: Tensor,
-        angles: tuple[Tensor, ...],
-        heads: QkvHeads,
-        pages: Pages | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Split a product into q [T, H, D], k and v [T, Hkv, D]; q and k are normed and rotated.
-
-        The gate of queries [T, H D] comes last, in models that have one.
-        """
-        gate: tuple[Tensor, ...] = ()
-        if heads.queries and self._gate_size:
-            gate, product = (product[:, : self._gate_size],), product[:, self._gate_size :]
-        cos, sin = angles
-        if self._own == "triton":
-            sides = qk_norm_rope_store(product, cos, sin, heads, pages=pages)
-        else:
-            sides = self._norm_and_rotate(product, cos, sin, heads)
-        return *sides, *gate
-
-    def _after(
-        self,
-        layer: LayerWeights,
-        filled: Tensor | None,
-        x: Tensor,
-        attended: Tensor,
-        gate: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream after attention, and the MLP's output to be added to it."""
-        if gate is not None:
-            attended = attended.mul_(gate.float().sigmoid())  # in float32, rounded once
-        delta = self._product(layer.o, attended)
-        delta = self._post_norm(delta, layer.post_attention_norm)
-        x, normed = self._residual(x, delta, layer.mlp_norm)
-        if isinstance(layer.mlp, MlpWeights):
-            added = self._mlp(layer.mlp, normed)
-        else:
-            added = self._mixture(layer.mlp, normed, filled)
-        return x, self._post_norm(added, layer.post_mlp_norm)
-
-    def final_norm(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        """Return the norm of x + delta, [N, E], after the inner layer of a head that has one."""
+        last = self.layers[-1]  # keeps the scored rows only
+        hidden_states, residual = last(
+            position_embeddings[last.rope], hidden_states, residual, context, score_rows
+        )
+        hidden_states, _ = self.norm.after_adding(hidden_states, residual)
+        if self.head_inner is not None:
+            hidden_states = self.head_inner(hidden_states).relu_()
         width = self.weights.lm_head.shape[1] - self.config.hidden_size
+        return functional.pad(hidden_states, (0, width), value=1.0) if width else hidden_states
 
-        def of_rows(x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-            x, normed = self._residual(x, delta, self.weights.final_norm)
-            if self.weights.head_inner is not None:
-                normed = self._product(self.weights.head_inner, normed).relu_()
-            return x, functional.pad(normed, (0, width), value=1.0) if width else normed
-
-        return self._by_rows(of_rows, x, delta)[1]
-
-    def _residual(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x + delta, and its norm."""
-        if delta is None:
-            return x, self._rms_norm(x, weight, *self._of_norms)
-        added: tuple[Tensor, Tensor] = self._add_and_norm(x, delta, weight, *self._of_norms)
-        return added
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Return the stream [T, E] in front of all layers, float32."""
-        x = self._lookup(token_ids, self.weights.embed)
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """Return the residual stream [T, E] in front of all layers, float32."""
+        x = self._embedding(token_ids, self.weights.embed_tokens)
         x = (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
         return x if self.config.stream_divisor == 1 else x / self.config.stream_divisor
-
-    def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        normed: Tensor = x if weight is None else self._rms_norm(x, weight, *self._of_norms)
-        return normed
-
-    def _mlp(self, mlp: MlpWeights, x: Tensor) -> Tensor:
-        if self._gated_product is not None and len(x) >= self.gated_from:
-            assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101  (the plan has checked it)
-            inner = self._gated_product(x, mlp.gate_up.weight)
-        else:
-            inner = self._gated(self._product(mlp.gate_up, x), self.config.activation)
-        return self._product(mlp.down, inner)
-
-
-def _parts(qkv: Linear) -> tuple[Linear, ...]:
-    assert isinstance(qkv, LinearParts)  # noqa: S101  (the loader's promise for a last layer)
-    return qkv.parts
-
-
-def shortened(
-    config: DecoderConfig, weights: DecoderWeights
-) -> tuple[DecoderConfig, DecoderWeights]:
-    """Return the same model with one layer of each kind, and the last layer.
-
-    Layers run one after the other, so a batch takes as much memory as with all layers, but much
-    less time. The same holds for tiles of the label head, so a CPU gets the first tiles only.
-    """
-    mixture, net = config.mixture, config.delta_net
-    kinds: dict[object, int] = {}
-    for layer, window in enumerate(config.windows):
-        experts = mixture is not None and mixture.layers[layer]
-        kinds.setdefault((window, experts, config.is_linear(layer)), layer)
-    chosen = sorted({*kinds.values(), config.num_layers - 1})
-    short = replace(
-        config,
-        num_layers=len(chosen),
-        windows=tuple(config.windows[layer] for layer in chosen),
-        mixture=mixture
-        and replace(mixture, layers=tuple(mixture.layers[layer] for layer in chosen)),
-        delta_net=net and replace(net, layers=tuple(net.layers[layer] for layer in chosen)),
-    )
-    head = weights.lm_head
-    if head.device.type == "cpu":
-        head = head[: repeating_rows(head.shape[1])]
-    layers = tuple(weights.layers[layer] for layer in chosen)
-    return short, replace(weights, layers=layers, lm_head=head)

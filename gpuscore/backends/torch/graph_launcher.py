@@ -29,7 +29,7 @@ from gpuscore.backends.torch.batch_words import (
 )
 from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket
 from gpuscore.backends.torch.decoder import Decoder, ForwardContext
-from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.delta_net.layout import StateSizes
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.launcher import Finish, Launcher, row_scores
@@ -73,7 +73,7 @@ class GraphLauncher(Launcher):
         self,
         decoder: Decoder,
         attention: TableAttention,
-        linear: LinearAttention,
+        linear: DeltaNetBackend,
         *,
         queue: Queue,
         graph_tokens: int,
@@ -239,17 +239,17 @@ class GraphLauncher(Launcher):
     def _forward(self, places: Places, words: Tensor) -> Tensor:
         """Return hidden states of the scored rows after the final norm."""
         attention = self.attention.on_device(places.tables, words)
-        nothing, states = words[:0], places.states
-        return self.decoder.forward(
-            words[places.tokens],
-            words[places.positions],
-            words[places.scored],
-            ForwardContext(
-                attention.run,
-                KeptRows(self.pool, nothing, nothing, words[places.slots], read=attention.read),
-                (words[places.num_tokens], words[places.num_scored]),
-                self.linear.planned(None if states is None else states.on_device(words)),
-            ),
+        nothing = words[:0]
+        states = places.states
+        context = ForwardContext(
+            attention,
+            KeptRows(self.pool, nothing, nothing, words[places.slots], read=attention.read),
+            self.linear.planned(None if states is None else states.on_device(words)),
+            num_tokens=words[places.num_tokens],
+            num_scored=words[places.num_scored],
+        )
+        return self.decoder(
+            words[places.tokens], words[places.positions], words[places.scored], context
         )
 
     def _answer(

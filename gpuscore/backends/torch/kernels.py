@@ -8,11 +8,12 @@ that are not listed here, stay with torch.
 import importlib.util
 import logging
 import os
+from typing import cast
 
 import torch
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.compiler import Function
+from gpuscore.backends.torch.compiler import Function, FunctionT
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
 from gpuscore_kernels import hopper
@@ -59,7 +60,7 @@ def why_not_gated_product(model: DecoderConfig, attention: str, dtype: torch.dty
     return hopper.why_not("product")
 
 
-def in_triton(function: Function) -> Function:
+def in_triton(function: FunctionT, /) -> FunctionT:
     """Return the kernel that computes the same as `function`, or `function` if there is none.
 
     A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`.
@@ -77,4 +78,4 @@ def in_triton(function: Function) -> Function:
         delta_rule: linear.delta_rule,
         gated_norm: linear.gated_norm,
     }
-    return kernels.get(function, function)
+    return cast(FunctionT, kernels.get(function, function))

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from gpuscore.backends.torch.attention.choice import AttentionBackend
 from gpuscore.backends.torch.decoder import Decoder, ForwardContext
-from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.layers import ByRows
@@ -119,7 +119,7 @@ class PlainLauncher(Launcher):
         decoder: Decoder,
         pool: KVPool,
         attention: AttentionBackend,
-        linear: LinearAttention,
+        linear: DeltaNetBackend,
         *,
         head: Head,
         by_rows: ByRows,
@@ -131,38 +131,36 @@ class PlainLauncher(Launcher):
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
-        hidden = self.decoder.forward(
+        context = ForwardContext(
+            self.attention.prepare(batch),
+            KeptRows.of(batch.slot_mapping, self.pool),
+            self.linear.prepare(batch),
+        )
+        hidden = self.decoder(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
-            ForwardContext(
-                self.attention.prepare(batch).run,
-                KeptRows.of(batch.slot_mapping, self.pool),
-                recur=self.linear.prepare(batch) if self.decoder.config.delta_net else None,
-            ),
+            context,
         )
         scores = self._score(hidden, batch)
         return lambda: scores
 
     def _score(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
         weight = self.decoder.weights.lm_head
-        (logits,) = self._by_rows(
-            lambda rows, ids: (self._head.logits(hidden, weight, rows, ids),),
-            self._to_device(label_rows(batch)),
-            self._to_device(batch.label_token_ids),
-        )
-        wanted = wanted_rows(batch)
-        if len(wanted) == 0:
-            return row_scores(batch, logits.cpu().numpy(), [])
 
-        def of_rows(rows: Tensor) -> tuple[Tensor, ...]:
+        def label_logits(rows: Tensor, ids: Tensor) -> Tensor:
+            return self._head.logits(hidden, weight, rows, ids)
+
+        def statistics(rows: Tensor) -> tuple[Tensor, ...]:
             found = self._head.statistics(hidden, weight, rows, batch.num_top)
             return tuple(values for values in found if values is not None)
 
-        statistics = self._by_rows(of_rows, self._to_device(wanted))
-        return row_scores(
-            batch, logits.cpu().numpy(), [values.cpu().numpy() for values in statistics]
+        logits = self._by_rows(label_logits, 2)(
+            self._to_device(label_rows(batch)), self._to_device(batch.label_token_ids)
         )
+        rows = wanted_rows(batch)
+        found = self._by_rows(statistics)(self._to_device(rows)) if len(rows) else ()
+        return row_scores(batch, logits.cpu().numpy(), [values.cpu().numpy() for values in found])
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.pool.device)
@@ -223,7 +221,7 @@ class ShardedVocabulary:
 
     def __init__(self, group: RankGroup, tokens: int, head: Head) -> None:
         self._group, self._head = group, head
-        self._first = group.shard.share(tokens).start
+        self._first = group.shard.range_of(tokens).start
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Return the embeddings [T, E] of tokens [T]; `table` [v, E] is this rank's part."""

@@ -12,8 +12,8 @@ that share their work evenly.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.ropes import Llama3Rope, Rope, YarnRope
+from gpuscore.backends.torch.compiler import FunctionT
 from gpuscore_kernels import reference
 from gpuscore_kernels.label_head import tile_shapes
 from gpuscore_kernels.reference import QkvHeads, add_and_norm, gated, rms_norm
@@ -79,36 +80,43 @@ def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tenso
     return angles.cos(), angles.sin()
 
 
-# A function that computes each row on its own; the first dimension of its tensors is the rows. An
-# argument may be None.
-Stage: TypeAlias = Callable[..., tuple[Tensor, ...]]
-ByRows: TypeAlias = Callable[..., tuple[Tensor, ...]]  # (stage, *its tensors)
+class ByRows(Protocol):
+    """Returns a form of a function that computes each row on its own.
+
+    The function's first `count` arguments are tensors of rows, and so are its results.
+    """
+
+    def __call__(self, function: FunctionT, count: int = 1, /) -> FunctionT: ...
 
 
-def all_at_once(stage: Stage, *rows: Tensor | None) -> tuple[Tensor, ...]:
-    """Apply `stage` to all rows in one call."""
-    return stage(*rows)
+def all_at_once(function: FunctionT, count: int = 1, /) -> FunctionT:
+    """Return the function, which computes all rows in one call."""
+    return function
 
 
 def in_tiles(size: int) -> ByRows:
-    """Return a function that applies a stage to `size` rows at a time; zeros pad the last tile."""
+    """Return a `ByRows` that computes `size` rows at a time; zeros pad the last tile."""
 
-    def apply(stage: Stage, first: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
-        count = len(first)
-        if count == 0:
-            return stage(first, *others)
-        tiles = [
-            stage(*(_tile(x, start, size) for x in (first, *others)))
-            for start in range(0, count, size)
-        ]
-        return tuple(torch.cat(parts)[:count] for parts in zip(*tiles, strict=True))
+    def by_rows(function: FunctionT, count: int = 1, /) -> FunctionT:
+        def tiled(*arguments: Any, **options: Any) -> Any:
+            rows, others = arguments[:count], arguments[count:]
+            total = len(rows[0])
+            if total == 0:
+                return function(*arguments, **options)
+            results = [
+                function(*(_tile(x, start, size) for x in rows), *others, **options)
+                for start in range(0, total, size)
+            ]
+            if isinstance(results[0], Tensor):
+                return torch.cat(results)[:total]
+            return tuple(torch.cat(parts)[:total] for parts in zip(*results, strict=True))
 
-    return apply
+        return cast(FunctionT, tiled)
+
+    return by_rows
 
 
-def _tile(rows: Tensor | None, start: int, size: int) -> Tensor | None:
-    if rows is None:
-        return None
+def _tile(rows: Tensor, start: int, size: int) -> Tensor:
     tile = rows[start : start + size]
     missing = size - len(tile)
     if missing == 0:

@@ -54,7 +54,7 @@ class PackedLinear:
 class LinearParts:
     """Layers that read the same rows; their results stand side by side."""
 
-    parts: tuple["Linear", ...]
+    parts: tuple["LinearWeights", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class SummedLinear:
     add: Callable[[Tensor], Tensor]
 
 
-Linear: TypeAlias = DenseLinear | QuantizedLinear | PackedLinear | LinearParts | SummedLinear
+LinearWeights: TypeAlias = DenseLinear | QuantizedLinear | PackedLinear | LinearParts | SummedLinear
 
 
 class Products:
@@ -79,7 +79,7 @@ class Products:
         self._quantize = compiler(unsigned)
         self._scaled = compiler(scaled)
 
-    def __call__(self, linear: Linear, x: Tensor) -> Tensor:
+    def __call__(self, linear: LinearWeights, x: Tensor) -> Tensor:
         """Return the products [T, O] of x [T, K], in x's dtype, with the bias added."""
         match linear:
             case DenseLinear():
@@ -105,7 +105,19 @@ class Products:
         return product
 
 
-def pack(linear: Linear) -> Linear:
+class Linear:
+    """A linear layer of the decoder."""
+
+    def __init__(self, weights: LinearWeights, products: Products) -> None:
+        self.weights = weights
+        self._products = products
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the products [T, O] of x [T, K], in x's dtype, with the bias added."""
+        return self._products(self.weights, x)
+
+
+def pack(linear: LinearWeights) -> LinearWeights:
     """Return the layer with weights in int8, and in bfloat16 on x86, in oneDNN's order.
 
     Otherwise every product in bfloat16 would bring its weights into that order first. The sums,
@@ -130,7 +142,7 @@ def _reads_reordered() -> bool:
     return x86 and computes_natively("bfloat16")
 
 
-def stack(linears: Sequence[Linear]) -> Linear:
+def stack(linears: Sequence[LinearWeights]) -> LinearWeights:
     """Return one layer for several that read the same rows; in parts if their formats differ."""
     if len(linears) == 1:
         return linears[0]

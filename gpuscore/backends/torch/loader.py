@@ -13,19 +13,19 @@ from gpuscore.backends.common.hf_config import BIAS_COLUMNS, Mixture
 from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import ALL
-from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MlpWeights
 from gpuscore.backends.torch.delta_net.layer import DELTA_PARTS, DeltaWeights
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.linear import (
     DenseLinear,
-    Linear,
     LinearParts,
+    LinearWeights,
     QuantizedLinear,
     SummedLinear,
     pack,
     stack,
 )
-from gpuscore.backends.torch.mixture import DenseExperts, MixtureWeights, why_not_grouped
+from gpuscore.backends.torch.mixture import DenseExperts, MoEWeights, why_not_grouped
+from gpuscore.backends.torch.weights import DecoderWeights, LayerWeights, MLPWeights
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized import spread
 
@@ -85,7 +85,7 @@ class Checkpoint:
         norm = self._tensor("final_norm", model["final_norm"])
         norm = norm if divisor == 1 else norm / divisor
         head = embed if tied else self._tensor("lm_head", model["lm_head"])
-        inner: Linear | None = None
+        inner: LinearWeights | None = None
         if "lm_head_bias" in model:
             bias = self._tensor("lm_head_bias", model["lm_head_bias"])
             head = torch.cat((head, bias[:, None], head.new_zeros(len(head), BIAS_COLUMNS - 1)), 1)
@@ -101,16 +101,18 @@ class Checkpoint:
         self.files.reopen()
         linear = self.architecture.config.is_linear(index)
         return LayerWeights(
-            input_norm=self._required(index, "input_norm"),
-            qkv=self._linear(index, *DELTA_PARTS) if linear else self._qkv(index),
+            input_layernorm=self._required(index, "input_norm"),
+            qkv_proj=self._linear(index, *DELTA_PARTS) if linear else self._qkv(index),
             q_norm=self._norm_of_heads(index, "q_norm"),
             k_norm=self._norm_of_heads(index, "k_norm"),
-            o=self._linear(index, "delta_o") if linear else self._summed(self._linear(index, "o")),
-            post_attention_norm=self._part(index, "post_attention_norm"),
-            mlp_norm=self._required(index, "mlp_norm"),
+            o_proj=(
+                self._linear(index, "delta_o") if linear else self._summed(self._linear(index, "o"))
+            ),
+            post_self_attn_layernorm=self._part(index, "post_attention_norm"),
+            post_attention_layernorm=self._required(index, "mlp_norm"),
             mlp=self._mlp(index),
-            post_mlp_norm=self._part(index, "post_mlp_norm"),
-            delta=self._delta(index) if linear else None,
+            post_mlp_layernorm=self._part(index, "post_mlp_norm"),
+            linear_attn=self._delta(index) if linear else None,
         )
 
     def _delta(self, index: int) -> DeltaWeights:
@@ -131,18 +133,18 @@ class Checkpoint:
         weight = self._part(index, part)
         return weight if weight is None else self._paired(weight)
 
-    def _mlp(self, index: int) -> MlpWeights | MixtureWeights:
+    def _mlp(self, index: int) -> MLPWeights | MoEWeights:
         mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
             in_int8 = self.precision == "int8"
             made = self._linears(mixture, index) if in_int8 else self._experts(mixture, index)
-            return MixtureWeights(mixture, self._required(index, "router"), made, self.group)
-        return MlpWeights(
-            gate_up=self._linear(index, "gate", "up"),
-            down=self._summed(self._linear(index, "down")),
+            return MoEWeights(mixture, self._required(index, "router"), made, self.group)
+        return MLPWeights(
+            gate_up_proj=self._linear(index, "gate", "up"),
+            down_proj=self._summed(self._linear(index, "down")),
         )
 
-    def _summed(self, linear: Linear) -> Linear:
+    def _summed(self, linear: LinearWeights) -> LinearWeights:
         """Return a layer that adds up the ranks' products, if several ranks share the model."""
         if self.group is None:
             return linear
@@ -151,7 +153,7 @@ class Checkpoint:
         part = linear if first else DenseLinear(linear.weight, None)
         return SummedLinear(part, self.group.sum)
 
-    def _qkv(self, index: int) -> Linear:
+    def _qkv(self, index: int) -> LinearWeights:
         """Return the layer's projections; in the last, queries stand apart from keys and values.
 
         The last layer computes queries for scored rows only.
@@ -160,13 +162,13 @@ class Checkpoint:
             return self._linear(index, "q", "k", "v")
         return LinearParts((self._linear(index, "q"), self._linear(index, "k", "v")))
 
-    def _linear(self, index: int, *parts: str, expert: int | None = None) -> Linear:
+    def _linear(self, index: int, *parts: str, expert: int | None = None) -> LinearWeights:
         """Read parts of a layer, or of one of its experts, that are multiplied with the same
         rows."""
         linear = stack([self._one_linear(index, part, expert) for part in parts])
         return pack(linear) if self.device.type == "cpu" else linear
 
-    def _one_linear(self, index: int, part: str, expert: int | None) -> Linear:
+    def _one_linear(self, index: int, part: str, expert: int | None) -> LinearWeights:
         name, bias = self._name(index, part, expert), self._part(index, f"{part}_bias")
         if name is None:
             raise ConfigError(f"the weight table has no name for {part}")
@@ -232,7 +234,9 @@ class Checkpoint:
         grouped = why_not_grouped(config, self.device, self.dtype) is None
         return DenseExperts(gate_up, down_all, grouped)
 
-    def _linears(self, mixture: Mixture, index: int) -> tuple[tuple[Linear, Linear], ...]:
+    def _linears(
+        self, mixture: Mixture, index: int
+    ) -> tuple[tuple[LinearWeights, LinearWeights], ...]:
         """Read experts as linear layers."""
         return tuple(
             (

@@ -7,7 +7,7 @@ need not be bitwise equal, and so a row's result does not depend on how many oth
 expert. Experts in INT8 do the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,10 +17,9 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Mixture
 from gpuscore.backends.torch.group import RankGroup
-from gpuscore.backends.torch.layers import EXPERT_ROWS, in_tiles
-from gpuscore.backends.torch.linear import DenseLinear, Linear, PackedLinear, Products
-
-Activate: TypeAlias = Callable[[Tensor], Tensor]  # gate and up [T, 2 I] -> act(gate) * up [T, I]
+from gpuscore.backends.torch.layers import EXPERT_ROWS, gated, in_tiles
+from gpuscore.backends.torch.linear import DenseLinear, LinearWeights, PackedLinear
+from gpuscore.backends.torch.operators import Operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +30,17 @@ class DenseExperts:
     down: Tensor  # [experts, E, I]
     grouped: bool  # one call may multiply all of them
 
-    def __iter__(self) -> Iterator[tuple[Linear, Linear]]:
+    def __iter__(self) -> Iterator[tuple[LinearWeights, LinearWeights]]:
         for gate_up, down in zip(self.gate_up, self.down, strict=True):
             yield DenseLinear(gate_up, None), DenseLinear(down, None)
 
 
 # In INT8, or as the checkpoint left them: gate and up, and down, of each.
-Experts: TypeAlias = DenseExperts | tuple[tuple[Linear, Linear], ...]
+Experts: TypeAlias = DenseExperts | tuple[tuple[LinearWeights, LinearWeights], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureWeights:
+class MoEWeights:
     mixture: Mixture
     router: Tensor  # [experts, E]
     experts: Experts
@@ -69,71 +68,79 @@ def why_not_grouped(model: DecoderConfig, device: torch.device, dtype: torch.dty
     return None
 
 
-class MixtureMlp:
+class MoE:
     """Computes, per row, the sum over its chosen experts of share * down(act(gate) * up).
 
     Args:
-        activate: computes act(gate) * up.
-        products: of experts that compute one after the other.
-        steady: a row's bits must not depend on other rows.
+        activation: of the experts.
+        weights: of one layer.
+        operators: that compute its experts; in tiles, if a row's bits must not depend on others.
     """
 
-    def __init__(self, activate: Activate, products: Products, steady: bool) -> None:
-        self._activate, self._products, self._steady = activate, products, steady
+    def __init__(self, activation: str, weights: MoEWeights, operators: Operators) -> None:
+        self.activation = activation
+        self.weights = weights
+        self._gated = operators.compiler(gated)
+        self._products = operators.products
+        self._one_by_one = operators.in_tiles
 
-    def __call__(self, weights: MixtureWeights, x: Tensor, filled: Tensor | None) -> Tensor:
-        """Return the results [T, E] in x's dtype, with anything in rows of padding.
+    def __call__(self, hidden_states: Tensor, num_rows: Tensor | None = None) -> Tensor:
+        """Return the results [T, E] in the rows' dtype, with anything in rows of padding.
 
         Shares are float32, and rounded to that dtype as an expert's result is; their sum is float32
         and rounded once.
 
         Args:
-            weights: of one layer.
-            x: [T, E].
-            filled: int32 [1]: rows that are no padding, which comes last; None = all.
+            hidden_states: [T, E].
+            num_rows: int32 [1]: rows that are no padding, which comes last; None = all.
         """
-        mixture, experts, group = weights.mixture, weights.experts, weights.group
-        logits = functional.linear(x, weights.router.to(x.dtype))
+        mixture, group = self.weights.mixture, self.weights.group
+        router_logits = functional.linear(
+            hidden_states, self.weights.router.to(hidden_states.dtype)
+        )
         if group is not None:  # if ranks rounded differently, they might choose different experts
-            logits = group.of_first(logits)
-        shares, chosen = choose(logits, mixture)
-        order, ends = placed(chosen, mixture.num_experts, filled)
-        results = self._results(experts, x.index_select(0, order // mixture.top_k), ends)
-        numbers = torch.arange(len(order), device=x.device)
+            router_logits = group.of_first(router_logits)
+        shares, chosen = choose(router_logits, mixture)
+        order, ends = placed(chosen, mixture.num_experts, num_rows)
+        results = self._experts(hidden_states.index_select(0, order // mixture.top_k), ends)
+        numbers = torch.arange(len(order), device=hidden_states.device)
         places = torch.empty_like(order).scatter_(0, order, numbers).view(chosen.shape)
         # One call, without every choice's result in float32 on the way.
-        shares = shares.to(x.dtype)
+        shares = shares.to(hidden_states.dtype)
         added = functional.embedding_bag(places, results, mode="sum", per_sample_weights=shares)
         return added if group is None else group.sum(added)
 
-    def _results(self, experts: Experts, rows: Tensor, ends: Tensor) -> Tensor:
+    def _experts(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Return the result at each place, and anything behind the last expert's."""
+        experts = self.weights.experts
         if (
             isinstance(experts, DenseExperts)
             and experts.grouped
-            and not self._steady
+            and not self._one_by_one
             and rows.dtype == experts.down.dtype  # the check at start also has rows in float32
         ):
             both = functional.grouped_mm(rows, experts.gate_up.mT, offs=ends)
-            return functional.grouped_mm(self._activate(both), experts.down.mT, offs=ends)
-        results, start = torch.zeros_like(rows), 0
+            inner = self._gated(both, self.activation)
+            return functional.grouped_mm(inner, experts.down.mT, offs=ends)
+        results = torch.zeros_like(rows)
+        start = 0
         for (gate_up, down), end in zip(experts, ends.tolist(), strict=True):
             if start < end:
-                results[start:end] = self._in_tiles(gate_up, down, rows[start:end])
+                results[start:end] = self._one_expert(gate_up, down, rows[start:end])
             start = end
         return results
 
-    def _in_tiles(self, gate_up: Linear, down: Linear, rows: Tensor) -> Tensor:
+    def _one_expert(self, gate_up: LinearWeights, down: LinearWeights, rows: Tensor) -> Tensor:
         """Return the results of one expert. Sums of integers are exact, for any number of rows."""
         by_tiles = in_tiles(EXPERT_ROWS)
         if isinstance(gate_up, PackedLinear) and isinstance(down, PackedLinear):
-            both = self._products(gate_up, rows)
-            return self._products(down, *by_tiles(lambda tile: (self._activate(tile),), both))
+            inner = by_tiles(self._gated)(self._products(gate_up, rows), self.activation)
+            return self._products(down, inner)
 
-        def mlp(tile: Tensor) -> tuple[Tensor]:
-            return (self._products(down, self._activate(self._products(gate_up, tile))),)
+        def mlp(tile: Tensor) -> Tensor:
+            return self._products(down, self._gated(self._products(gate_up, tile), self.activation))
 
-        return by_tiles(mlp, rows)[0]
+        return by_tiles(mlp)(rows)
 
 
 def choose(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
@@ -147,13 +154,13 @@ def choose(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     return shares, chosen
 
 
-def placed(chosen: Tensor, experts: int, filled: Tensor | None) -> tuple[Tensor, Tensor]:
+def placed(chosen: Tensor, experts: int, num_rows: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the choice at each place, int64 [T k], and the place behind each expert's, int32.
 
     Row r has the choices from r k to r k + k - 1. Those of padding come behind the last expert's.
     """
-    if filled is not None:
-        padding = torch.arange(len(chosen), device=chosen.device) >= filled
+    if num_rows is not None:
+        padding = torch.arange(len(chosen), device=chosen.device) >= num_rows
         chosen = chosen.masked_fill(padding.unsqueeze(1), experts)
     of_places, order = chosen.flatten().sort(stable=True)
     numbers = torch.arange(experts, device=chosen.device)

@@ -1,5 +1,7 @@
 """Functions in C in the place of the decoder's row-wise ones; the check at start compares them."""
 
+from typing import cast
+
 import torch
 
 from gpuscore.backends.torch.compiler import Compiler, Function, cc
@@ -50,4 +52,4 @@ def in_c(dtype: torch.dtype) -> Compiler:
         gated_norm: linear.gated_norm,
         extend_attention: AttentionFunctions(library, dtype).extend_attention,
     }
-    return forms.__getitem__
+    return cast(Compiler, forms.__getitem__)

@@ -1,5 +1,6 @@
 """The reference of the check at start, in plain torch, with attention by a mask."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -7,17 +8,26 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, LayerWeights, Lookup
-from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.launcher import Head, PlainLauncher
 from gpuscore.backends.torch.layers import in_tiles
+from gpuscore.backends.torch.operators import Operators
+from gpuscore.backends.torch.weights import DecoderWeights, LayerWeights
 from gpuscore.types.batch import PackedBatch, visible_rows
 from gpuscore_kernels.label_head import VocabStatistics, few_products
 
 HEAD_ROWS = 64  # whose logits over the vocabulary exist at a time
-NORMS = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
+NORMS = (
+    "input_layernorm",
+    "q_norm",
+    "k_norm",
+    "post_self_attn_layernorm",
+    "post_attention_layernorm",
+    "post_mlp_layernorm",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +88,31 @@ class WideHead:
 
 
 def reference(
-    config: DecoderConfig, weights: DecoderWeights, head: Head, lookup: Lookup, dtype: torch.dtype
+    config: DecoderConfig,
+    weights: DecoderWeights,
+    head: Head,
+    embedding: Callable[[Tensor, Tensor], Tensor],
+    dtype: torch.dtype,
 ) -> PlainLauncher:
     """Return a launcher of plain functions.
 
     Args:
         config, weights: of the model; its products' weights are converted one by one.
         head: takes hidden states of `dtype`.
-        lookup: reads embeddings.
+        embedding: reads embeddings.
         dtype: of the computation: the weights' own, or float32.
     """
     layers = tuple(_with_norms(layer, dtype) for layer in weights.layers)
-    wide = replace(weights, layers=layers, final_norm=weights.final_norm.to(dtype))
-    device = weights.embed.device
-    pool = KVPool(config, 0, 1, dtype, device=device)
-    states = StatePool(config, 1, dtype, device)
-    decoder = Decoder(config, wide, lookup=lookup)
-    attention, linear = MaskedAttention(config, device), LinearAttention(config, states)
-    by_rows = in_tiles(HEAD_ROWS)
-    return PlainLauncher(decoder, pool, attention, linear, head=head, by_rows=by_rows)
+    wide = replace(weights, layers=layers, norm=weights.norm.to(dtype))
+    device = weights.embed_tokens.device
+    return PlainLauncher(
+        Decoder(config, wide, Operators(embedding=embedding)),
+        KVPool(config, 0, 1, dtype, device=device),
+        MaskedAttention(config, device),
+        DeltaNetBackend(config, StatePool(config, 1, dtype, device)),
+        head=head,
+        by_rows=in_tiles(HEAD_ROWS),
+    )
 
 
 def _with_norms(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:

@@ -62,7 +62,8 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         [T, I] in gate_up's dtype; float32 inside, rounded once.
     """
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    rows = gate_up.shape[0]
+    width = gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     if out.numel() == 0:
         return out

@@ -194,10 +194,12 @@ def slice_statistics_kernel(
         right = weight + token.to(tl.int64)[:, None] * width + k[None, :]
         logits = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, width, BLOCK_K):
-            a_mask, b_mask = is_row[:, None], is_token[:, None]
+            a_mask = is_row[:, None]
+            b_mask = is_token[:, None]
             if not EVEN_K:
                 inside = (start + k < width)[None, :]
-                a_mask, b_mask = a_mask & inside, b_mask & inside
+                a_mask = a_mask & inside
+                b_mask = b_mask & inside
             a = tl.load(left + start, mask=a_mask, other=0.0)
             b = tl.load(right + start, mask=b_mask, other=0.0)
             logits = tl.dot(a, tl.trans(b), logits, input_precision="ieee")
@@ -221,7 +223,8 @@ def slice_statistics_kernel(
         tl.store(best_ids + place, best, mask=is_row)
     if TOP > 1:
         column = tl.arange(0, TOP_COLUMNS)[None, :]
-        places, is_place = place[:, None] * TOP + column, is_row[:, None] & (column < TOP)
+        places = place[:, None] * TOP + column
+        is_place = is_row[:, None] & (column < TOP)
         tl.store(best_ids + places, top_ids, mask=is_place)
         tl.store(best_logits + places, top, mask=is_place)
 
@@ -249,7 +252,8 @@ def merge_slices_kernel(
     tl.store(lse + row, highest + tl.log(total))
     if TOP > 0:
         column = tl.arange(0, TOP_COLUMNS)[None, :]
-        places, inside = place[:, None] * TOP + column, column < TOP
+        places = place[:, None] * TOP + column
+        inside = column < TOP
         ids = tl.load(best_ids + places, mask=inside, other=-1)
         logits = tl.load(best_logits + places, mask=inside, other=float("-inf"))
         for rank in range(TOP):
@@ -271,10 +275,10 @@ def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
 def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: int) -> CachedLaunch:
     columns = next_power_of_two(top) if top > 1 else 0  # 0: no lists of best tokens
     best = {"TOP": top, "TOP_COLUMNS": columns}
-    own = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, **best}
+    constants = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, **best}
     return CachedLaunch(
         slice_statistics_kernel,
-        own | config.sizes(),
+        constants | config.sizes(),
         {"num_warps": config.num_warps, "num_stages": config.num_stages},
         free=1,
         dtypes=(0, 2),
@@ -291,8 +295,10 @@ def _launch_merge(slices: int, top: int) -> CachedLaunch:
 def label_logits(
     hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor, softcap: float | None
 ) -> Tensor:
-    hidden, weight = _rows_whole(hidden), weight.contiguous()
-    width, count = hidden.shape[1], rows.shape[0]  # a tensor's `len` is a function in Python
+    hidden = _rows_whole(hidden)
+    weight = weight.contiguous()
+    width = hidden.shape[1]
+    count = rows.shape[0]  # a tensor's `len` is a function in Python
     out = torch.empty(count, dtype=torch.float32, device=hidden.device)
     if count == 0:
         return out
@@ -307,7 +313,8 @@ def label_logits(
 def vocab_statistics(
     hidden: Tensor, weight: Tensor, rows: Tensor | None, num_top: int, softcap: float | None
 ) -> VocabStatistics:
-    hidden, weight = _rows_whole(hidden), weight.contiguous()
+    hidden = _rows_whole(hidden)
+    weight = weight.contiguous()
     rows = torch.arange(hidden.shape[0], device=hidden.device) if rows is None else rows
     count = rows.shape[0]
     if num_top <= 1 or count <= BEST_ROWS:
@@ -322,7 +329,8 @@ def vocab_statistics(
 def _statistics(
     hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int, softcap: float | None
 ) -> VocabStatistics:
-    count, device = rows.shape[0], hidden.device
+    count = rows.shape[0]
+    device = hidden.device
     config = config_for(arch_of(hidden), hidden.dtype, count <= TILE_ROWS)
     top = num_top if num_top <= 1 else MAX_TOP  # so there is one variant for all numbers over 1
     lse = top_ids = top_logits = torch.empty(count, dtype=torch.float32, device=device)

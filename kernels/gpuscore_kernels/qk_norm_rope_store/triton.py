@@ -32,7 +32,8 @@ def normed(left, right, weight, half, eps, HALF: tl.constexpr, ONE_PLUS: tl.cons
     scale_left = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)[None, :]
     scale_right = tl.load(weight + HALF + half, mask=inside, other=0.0).to(tl.float32)
     if ONE_PLUS:
-        scale_left, scale_right = (1.0 + scale_left), (1.0 + scale_right)
+        scale_left = 1.0 + scale_left
+        scale_right = 1.0 + scale_right
     return left * factor * scale_left, right * factor * scale_right[None, :]
 
 
@@ -82,7 +83,8 @@ def copy_cached(
     k, v = rows
     k_pages, v_pages = pages
     head_stride, slot_stride = strides
-    head, at = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
+    head = tl.arange(0, BLOCK_HEADS)[:, None]
+    at = tl.arange(0, BLOCK_DIM)[None, :]
     inside = (head < HEADS) & (at < DIM)
     for index in tl.range(tl.program_id(1), COPIED, tl.num_programs(1)):
         slot = tl.load(read + index).to(tl.int64)
@@ -231,8 +233,11 @@ def _launch(
 def qk_norm_rope_store(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads, pages: Pages | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_heads, num_kv_heads, head_dim = heads.queries, heads.keys, 2 * cos.shape[1]
-    q_norm, k_norm = heads.q_norm, heads.k_norm
+    num_heads = heads.queries
+    num_kv_heads = heads.keys
+    head_dim = 2 * cos.shape[1]
+    q_norm = heads.q_norm
+    k_norm = heads.k_norm
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     rows = qkv.shape[0]
     read = None if pages is None else pages.read
@@ -246,7 +251,8 @@ def qk_norm_rope_store(
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
     stores = (k, k, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else pages.k.stride()[:2]
-    sizes, norm = (num_heads, num_kv_heads, head_dim), (q_norm is not None, heads.one_plus)
+    sizes = (num_heads, num_kv_heads, head_dim)
+    norm = (q_norm is not None, heads.one_plus)
     launch, programs = _launch(sizes, *norm, pages is not None, read is not None, cached > 0)
     launch(
         (rows + cached // COPIED.value, programs),

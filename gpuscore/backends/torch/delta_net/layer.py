@@ -1,8 +1,6 @@
 """Linear layers over one batch: their weights, and the function that computes their outputs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -35,11 +33,7 @@ class DeltaWeights:
     norm: Tensor  # [Dv]
 
 
-# recur(layer, weights, projections [T, ...]) -> [T, values], of a linear layer.
-Recur: TypeAlias = Callable[[int, DeltaWeights, Tensor], Tensor]
-
-
-class LinearAttention:
+class DeltaNetBackend:
     """Linear layers of one model over one pool of states.
 
     Args:
@@ -75,13 +69,13 @@ class LinearAttention:
             return None
         return room_for(tokens, scored, net.kernel)
 
-    def planned(self, layout: DeltaLayout | None) -> Recur | None:
+    def planned(self, layout: DeltaLayout | None) -> "DeltaNetPass | None":
         """Return the layers over tables that are on the device already."""
         if (net := self.config.delta_net) is None or layout is None:
             return None
-        return LinearPass(self, net, layout).run
+        return DeltaNetPass(self, net, layout)
 
-    def prepare(self, batch: PackedBatch) -> Recur | None:
+    def prepare(self, batch: PackedBatch) -> "DeltaNetPass | None":
         """Prepare, once for all layers, what depends on lengths."""
         if (tables := self.tables(batch)) is None:
             return None
@@ -89,10 +83,10 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearPass:
+class DeltaNetPass:
     """Linear attention of one batch."""
 
-    model: LinearAttention
+    model: DeltaNetBackend
     net: DeltaNet
     layout: DeltaLayout
 
