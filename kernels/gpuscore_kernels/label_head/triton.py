@@ -89,16 +89,18 @@ def label_logits_kernel(
     BLOCK: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
+    """Compute a label's logit: each program sums the products of a row and a weight, BLOCK elements
+    at a time."""
     label = tl.program_id(0)
-    left = hidden + tl.load(rows + label).to(tl.int64) * hidden_stride
-    right = weight + tl.load(label_ids + label).to(tl.int64) * WIDTH
-    total = tl.zeros([BLOCK], tl.float32)
+    x = hidden + tl.load(rows + label).to(tl.int64) * hidden_stride
+    w = weight + tl.load(label_ids + label).to(tl.int64) * WIDTH
+    acc = tl.zeros([BLOCK], tl.float32)
     for start in range(0, WIDTH, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        inside = columns < WIDTH
-        a = tl.load(left + columns, mask=inside, other=0.0).to(tl.float32)
-        total += a * tl.load(right + columns, mask=inside, other=0.0).to(tl.float32)
-    logit = tl.sum(total, axis=0)
+        offs = start + tl.arange(0, BLOCK)
+        mask = offs < WIDTH
+        a = tl.load(x + offs, mask=mask, other=0.0).to(tl.float32)
+        acc += a * tl.load(w + offs, mask=mask, other=0.0).to(tl.float32)
+    logit = tl.sum(acc, axis=0)
     if HAS_CAP:
         logit = _capped(logit, softcap)
     tl.store(out + label, logit)
@@ -170,18 +172,22 @@ def slice_statistics_kernel(
 ):
     """Write peaks, sums and best_ids, each [num_rows, SLICES]; programs of a slice run together.
 
+    Each program takes BLOCK_M rows and one slice of the vocabulary. For every BLOCK_N of its tokens
+    it multiplies rows and weights, BLOCK_K elements at a time. Each tile of logits moves the
+    running maximum m_i, and the sum of exponentials l_i is rescaled and added to.
+
     With TOP over 1 best_ids and best_logits are [num_rows, SLICES, TOP], in no order. A slice with
     fewer tokens has -inf in the places that are left.
 
     `width` is not a compile-time constant, because the inner loop over it would be unrolled.
     """
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = row < num_rows
-    source = tl.load(rows + row, mask=is_row, other=0).to(tl.int64)
-    k = tl.arange(0, BLOCK_K)
-    left = hidden + source[:, None] * hidden_stride + k[None, :]
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < num_rows
+    source = tl.load(rows + offs_m, mask=mask_m, other=0).to(tl.int64)
+    offs_k = tl.arange(0, BLOCK_K)
+    left = hidden + source[:, None] * hidden_stride + offs_k[None, :]
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
     best = tl.zeros([BLOCK_M], tl.int32)
     if TOP > 1:
         top, top_ids = no_best(BLOCK_M, TOP, TOP_COLUMNS)
@@ -189,15 +195,15 @@ def slice_statistics_kernel(
     per_slice: tl.constexpr = (tiles + SLICES - 1) // SLICES
     first = tl.program_id(1) * per_slice
     for tile in range(first, tl.minimum(first + per_slice, tiles)):
-        token = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_token = token < VOCAB
-        right = weight + token.to(tl.int64)[:, None] * width + k[None, :]
+        offs_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        mask_n = offs_n < VOCAB
+        right = weight + offs_n.to(tl.int64)[:, None] * width + offs_k[None, :]
         logits = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, width, BLOCK_K):
-            a_mask = is_row[:, None]
-            b_mask = is_token[:, None]
+            a_mask = mask_m[:, None]
+            b_mask = mask_n[:, None]
             if not EVEN_K:
-                inside = (start + k < width)[None, :]
+                inside = (start + offs_k < width)[None, :]
                 a_mask = a_mask & inside
                 b_mask = b_mask & inside
             a = tl.load(left + start, mask=a_mask, other=0.0)
@@ -205,26 +211,26 @@ def slice_statistics_kernel(
             logits = tl.dot(a, tl.trans(b), logits, input_precision="ieee")
         if HAS_CAP:
             logits = _capped(logits, softcap)
-        logits = tl.where(is_token[None, :], logits, float("-inf"))
+        logits = tl.where(mask_n[None, :], logits, float("-inf"))
         tile_peak = tl.max(logits, axis=1)
         if TOP == 1:
             tile_best = tile * BLOCK_N + tl.argmax(logits, axis=1, tie_break_left=True)
-            best = tl.where(tile_peak > peak, tile_best, best)
-        new_peak = tl.maximum(peak, tile_peak)
-        tile_sum = tl.sum(tl.exp(logits - new_peak[:, None]), axis=1)
-        total = total * tl.exp(peak - new_peak) + tile_sum
-        peak = new_peak
+            best = tl.where(tile_peak > m_i, tile_best, best)
+        m_ij = tl.maximum(m_i, tile_peak)
+        tile_sum = tl.sum(tl.exp(logits - m_ij[:, None]), axis=1)
+        l_i = l_i * tl.exp(m_i - m_ij) + tile_sum
+        m_i = m_ij
         if TOP > 1:
             top, top_ids = with_best(top, top_ids, logits, tile_peak, first=tile * BLOCK_N)
-    place = row.to(tl.int64) * SLICES + tl.program_id(1)
-    tl.store(peaks + place, peak, mask=is_row)
-    tl.store(sums + place, total, mask=is_row)
+    place = offs_m.to(tl.int64) * SLICES + tl.program_id(1)
+    tl.store(peaks + place, m_i, mask=mask_m)
+    tl.store(sums + place, l_i, mask=mask_m)
     if TOP == 1:
-        tl.store(best_ids + place, best, mask=is_row)
+        tl.store(best_ids + place, best, mask=mask_m)
     if TOP > 1:
         column = tl.arange(0, TOP_COLUMNS)[None, :]
         places = place[:, None] * TOP + column
-        is_place = is_row[:, None] & (column < TOP)
+        is_place = mask_m[:, None] & (column < TOP)
         tl.store(best_ids + places, top_ids, mask=is_place)
         tl.store(best_logits + places, top, mask=is_place)
 

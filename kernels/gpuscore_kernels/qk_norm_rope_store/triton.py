@@ -38,7 +38,7 @@ def normed(left, right, weight, half, eps, HALF: tl.constexpr, ONE_PLUS: tl.cons
 
 
 @triton.jit
-def halves(start, half, mask, HALF: tl.constexpr):
+def load_halves(start, half, mask, HALF: tl.constexpr):
     """Load both halves of heads at the pointers `start` [heads, 1], float32."""
     left = tl.load(start + half[None, :], mask=mask, other=0.0).to(tl.float32)
     right = tl.load(start + HALF + half[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -46,27 +46,27 @@ def halves(start, half, mask, HALF: tl.constexpr):
 
 
 @triton.jit
-def turned(
+def norm_and_rotate(
     start,
     weight,
     half,
     mask,
-    c,
-    s,
+    cos,
+    sin,
     eps,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
     ONE_PLUS: tl.constexpr,
 ):
-    """Return both halves of heads, normed and rotated by the cosines c and sines s."""
-    left, right = halves(start, half, mask, HALF)
+    """Return both halves of heads, normed and rotated by cosines and sines."""
+    left, right = load_halves(start, half, mask, HALF)
     if HAS_NORM:
         left, right = normed(left, right, weight, half, eps=eps, HALF=HALF, ONE_PLUS=ONE_PLUS)
-    return left * c - right * s, right * c + left * s
+    return left * cos - right * sin, right * cos + left * sin
 
 
 @triton.jit
-def put(start, half, of_heads, mask, HALF: tl.constexpr):
+def store_halves(start, half, of_heads, mask, HALF: tl.constexpr):
     """Store both halves of heads at the pointers `start` [heads, 1]."""
     left, right = of_heads
     dtype = start.dtype.element_ty
@@ -131,6 +131,13 @@ def qk_norm_rope_store_kernel(
     READS: tl.constexpr,
     ALL_KV: tl.constexpr,
 ):
+    """Norm, rotate and store a block of heads of one row.
+
+    Each program loads cosines and sines of its row. Programs of queries norm and rotate both halves
+    of their heads. Programs of KV heads do the same with keys, and look whether all values are
+    finite; then they store keys and values packed, and in pages. With READS, programs behind the
+    batch's rows copy cached rows instead.
+    """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     if READS:  # noqa: SIM102  (only one of the two is known when it is compiled)
@@ -146,25 +153,25 @@ def qk_norm_rope_store_kernel(
     q_blocks: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     half = tl.arange(0, BLOCK_HALF)
     inside = half < HALF
-    c = tl.load(cos + row * HALF + half, mask=inside, other=0.0)[None, :]
-    s = tl.load(sin + row * HALF + half, mask=inside, other=0.0)[None, :]
+    cos_row = tl.load(cos + row * HALF + half, mask=inside, other=0.0)[None, :]
+    sin_row = tl.load(sin + row * HALF + half, mask=inside, other=0.0)[None, :]
     start = qkv + row * qkv_stride
     if block < q_blocks:
         head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         place = head[:, None] * (2 * HALF)
         mask = (head < HEADS)[:, None] & inside[None, :]
-        of_heads = turned(
-            start + place, q_norm, half, mask, c=c, s=s, eps=eps,
+        of_heads = norm_and_rotate(
+            start + place, q_norm, half, mask, cos=cos_row, sin=sin_row, eps=eps,
             HALF=HALF, HAS_NORM=HAS_NORM, ONE_PLUS=ONE_PLUS,
         )  # fmt: skip
-        put(q + row * (HEADS * 2 * HALF) + place, half, of_heads, mask, HALF=HALF)
+        store_halves(q + row * (HEADS * 2 * HALF) + place, half, of_heads, mask, HALF=HALF)
     else:
         kv_head = (block - q_blocks) * BLOCK_KV + tl.arange(0, BLOCK_KV)
         at = kv_head[:, None] * (2 * HALF)
         kept = (kv_head < KV_HEADS)[:, None] & inside[None, :]
         from_k = start + HEADS * 2 * HALF + at
-        k_left, k_right = turned(
-            from_k, k_norm, half, kept, c=c, s=s, eps=eps,
+        k_left, k_right = norm_and_rotate(
+            from_k, k_norm, half, kept, cos=cos_row, sin=sin_row, eps=eps,
             HALF=HALF, HAS_NORM=HAS_NORM, ONE_PLUS=ONE_PLUS,
         )  # fmt: skip
         to_k = k + row * (KV_HEADS * 2 * HALF) + at
@@ -174,20 +181,20 @@ def qk_norm_rope_store_kernel(
             kept = kept & (slot >= 0)
         checked = real if ALL else kept
         from_v = from_k + KV_HEADS * 2 * HALF
-        v_left, v_right = halves(from_v, half, checked, HALF)
+        v_left, v_right = load_halves(from_v, half, checked, HALF)
         # 0 times infinity is NaN, as 0 times NaN is.
         fine = tl.sum(v_left * 0.0 + v_right * 0.0, axis=1)[:, None] == 0.0
         key = tl.where(fine, k_left, float("nan")), tl.where(fine, k_right, float("nan"))
         value = tl.where(fine, v_left, 0.0), tl.where(fine, v_right, 0.0)
-        put(to_k, half, key, real, HALF=HALF)
+        store_halves(to_k, half, key, real, HALF=HALF)
         if READS:
-            put(v + row * (KV_HEADS * 2 * HALF) + at, half, value, real, HALF=HALF)
+            store_halves(v + row * (KV_HEADS * 2 * HALF) + at, half, value, real, HALF=HALF)
         else:
-            put(from_v, half, value, checked & ~fine, HALF=HALF)
+            store_halves(from_v, half, value, checked & ~fine, HALF=HALF)
         if HAS_PAGES:
             page = kv_head.to(tl.int64)[:, None] * head_stride + slot * slot_stride
-            put(k_pages + page, half, key, kept, HALF=HALF)
-            put(v_pages + page, half, value, kept, HALF=HALF)
+            store_halves(k_pages + page, half, key, kept, HALF=HALF)
+            store_halves(v_pages + page, half, value, kept, HALF=HALF)
 
 
 @chosen_once
