@@ -55,28 +55,6 @@ from gpuscore_kernels.extend_attention.table import (
 )
 
 
-def build_tiles(
-    layout: Layout,
-    shape: TileShape,
-    *,
-    rows: Ints | None = None,
-    window: int | None = None,
-) -> TileTable:
-    """Build the table of a batch.
-
-    Args:
-        layout: the batch.
-        shape: sizes of tiles.
-        rows: [M] rows of the batch that are query rows, in any order; None = all.
-        window: a row sees only keys at positions above its own minus this; None = all.
-
-    Raises:
-        ValueError: a tile of keys would not lie within one page.
-    """
-    (table,) = TableBuilder(layout, shape).tables([rows], window)
-    return table
-
-
 class TableBuilder:
     """Builds the tables of one batch; holds the data that they share.
 
@@ -96,7 +74,12 @@ class TableBuilder:
         self.has_prefix = any(layout.prefix_lens.tolist())
 
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
-        """Build a table for each of these choices of rows, as `build_tiles` does."""
+        """Build a table for each of these choices of rows.
+
+        Args:
+            rows: [M] rows of the batch that are query rows, in any order; None = all.
+            window: a row sees only keys at positions above its own minus this; None = all.
+        """
         chosen = [self.segments.rows(choice) for choice in rows]
         together = joined(chosen)
         tiles = np.zeros((0, TILE_FIELDS), np.int32)
