@@ -124,7 +124,7 @@ WRONG = {
     "item first": (
         {"score_extraction_token_id": END, "item_first": True},
         "item_first",
-        "excludes score_extraction_token",
+        "score_extraction_token cannot be used with item_first",
     ),
     "in the query": (
         {"score_extraction_token_id": END, "query": [5, 6, END]},
