@@ -31,8 +31,10 @@ class LaunchedPart:
 
     def scores(self) -> RowScores:
         """Return the results; waits for the device."""
-        batch, rows = self.batch, self.rows
-        count, some = len(batch.score_rows), np.empty(0, np.float32)
+        batch = self.batch
+        rows = self.rows
+        count = len(batch.score_rows)
+        some = np.empty(0, np.float32)
         logits = np.concatenate([some, *map(np.asarray, self.labels)])
         logits = logits[: len(batch.label_token_ids)]
         jax.block_until_ready(rows)
@@ -80,12 +82,14 @@ def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[Packed
     if entries[np.unique(batch.request_of)].sum() <= room:
         yield batch
         return
-    first, held = 0, set[int]()
+    first = 0
+    held = set[int]()
     for root in np.flatnonzero(batch.parent < 0).tolist():
         request = int(batch.request_of[root])
         if sum(int(entries[other]) for other in held | {request}) > room:
             yield segments_of(batch, first, root)
-            first, held = root, set()
+            first = root
+            held = set()
         held.add(request)
     yield segments_of(batch, first, len(batch.parent))
 

@@ -78,7 +78,8 @@ class PaddedBatch:
         return self.attention.heads.lanes
 
     def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
-        heads, rows = self.attention.heads, len(self.attention.tables.token_ids)
+        heads = self.attention.heads
+        rows = len(self.attention.tables.token_ids)
         q = jnp.zeros((1, heads.query, heads.dim), dtype)
         columns = jax.eval_shape(partial(self.attends.form, heads), q).shape[1]
         # Blocks of keys reach over the last row, where anything finite may stand.
@@ -89,7 +90,8 @@ class PaddedBatch:
         return put(buffer, self.attends.form(self.attention.heads, q), start)
 
     def put_keys(self, buffer: Array, k: Array, v: Array, start: Array) -> Array:
-        kv, width = self.attention.heads.joined(k, v), self.attention.heads.width
+        kv = self.attention.heads.joined(k, v)
+        width = self.attention.heads.width
         # The score of a hidden key is replaced, but a weight of 0 times NaN is NaN.
         fine = jnp.isfinite(kv[:, width:]).all(1, keepdims=True)
         kv = jnp.where(fine, kv, jnp.where(jnp.arange(2 * width) < width, jnp.nan, 0))
@@ -121,11 +123,13 @@ def run(
     weights: DecoderWeights, pool: Pool, buffer: Array, *, model: ProgramModel, sizes: ProgramSizes
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
-    cfg, tables = model.config, divided(buffer, sizes)
+    cfg = model.config
+    tables = divided(buffer, sizes)
     attention = Attention(
         cfg.attention_scale, model.heads, sizes.tiling, any(cfg.windows), tables=tables
     )
-    numbers, batch = tables.numbers, PaddedBatch(attention, model.attends)
+    numbers = tables.numbers
+    batch = PaddedBatch(attention, model.attends)
     decoder = Decoder(model.config, weights)
     hidden, pool = decoder(tables.token_ids, tables.positions, batch, pool)
     rows = sizes.tiling.product_rows[-1]
@@ -166,7 +170,8 @@ def compile_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Devic
 
 def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> TracedPrograms:
     """Trace the programs of one size. `make check-tpu` lowers them for TPUs that are not there."""
-    there, weights = SingleDeviceSharding(device), model.weights
+    there = SingleDeviceSharding(device)
+    weights = model.weights
 
     def shaped(value: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)

@@ -100,7 +100,8 @@ class TorchBackend:
         self.plan = plan
         self.device = plan.device
         self._own: Implementation = "triton" if plan.kernels else "reference"
-        self._group, config = group, plan.part
+        self._group = group
+        config = plan.part
         self._thread = WorkThread(
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
@@ -239,7 +240,9 @@ class TorchBackend:
 
     def _check(self, config: DecoderConfig, weights: DecoderWeights) -> None:
         """Compare the launcher with the reference (`start_check`)."""
-        plan, whole, group = self.plan, self.plan.architecture.config, self._group
+        plan = self.plan
+        whole = self.plan.architecture.config
+        group = self._group
         trees = (*TREES, WITHOUT_QUERY) if plan.attention == "flashinfer" else TREES
         labels = len(weights.lm_head) if group is None else whole.label_rows
         known = KnownRequests(whole.vocab_size, labels, plan.pages.size, trees)
@@ -276,7 +279,8 @@ class TorchBackend:
         return largest_batches(plan.max_tokens, plan.max_model_len, plan.pages.size)
 
     def _count_pages(self, memory: Memory, layers: int) -> int:
-        plan, pages = self.plan, self.plan.pages
+        plan = self.plan
+        pages = self.plan.pages
         self._set_up()  # before measuring, because what it allocates stays
 
         def run(batches: Iterable[PackedBatch]) -> None:

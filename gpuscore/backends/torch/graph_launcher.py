@@ -78,7 +78,9 @@ class GraphLauncher(Launcher):
         queue: Queue,
         graph_tokens: int,
     ) -> None:
-        self.decoder, self.attention, self.queue = decoder, attention, queue
+        self.decoder = decoder
+        self.attention = attention
+        self.queue = queue
         self.linear = linear
         self.pool = attention.pool
         self.buckets = attention.buckets(graph_tokens)
@@ -139,7 +141,8 @@ class GraphLauncher(Launcher):
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
-        planned, self._planned = self._planned, None
+        planned = self._planned
+        self._planned = None
         if planned is None or planned.batch is not batch:
             planned = self._plan(batch)
         buffers = self._take(self._num_words(batch, planned.tables, planned.places))
@@ -168,7 +171,8 @@ class GraphLauncher(Launcher):
         return num_words(batch, self.attention.list_words(tables), places)
 
     def _plan(self, batch: PackedBatch) -> PlannedBatch:
-        tables, states = self.attention.tables(batch), self.linear.tables(batch)
+        tables = self.attention.tables(batch)
+        states = self.linear.tables(batch)
         sizes = None if states is None else states.sizes
         return PlannedBatch(batch, tables, states, *self._places(batch, tables, sizes))
 
@@ -230,7 +234,8 @@ class GraphLauncher(Launcher):
         batch = filled_batch(
             bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
         )
-        tables, states = self.attention.tables(batch), self.linear.tables(batch)
+        tables = self.attention.tables(batch)
+        states = self.linear.tables(batch)
         words = np.empty(self._num_words(batch, tables, places), np.int32)
         end = write(PlannedBatch(batch, tables, states, places), words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
@@ -259,7 +264,8 @@ class GraphLauncher(Launcher):
         asked: list[Tensor],
         buffers: Buffers,
     ) -> Finish:
-        weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
+        weight = self.decoder.weights.lm_head
+        cap = self.decoder.config.final_softcap
         rows, ids, wanted = asked
         parts = [label_logits(hidden, weight, rows, ids, softcap=cap, impl="triton")]
         if wanted.shape[0]:  # a tensor's `len` is a function in Python
@@ -299,7 +305,8 @@ def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
     """
     # What overflows in a number format, with random tokens, is a zero on both sides.
     finite = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (replayed, launched))
-    error, tolerance = relative_error(*finite), TOLERANCE[launched.dtype]
+    error = relative_error(*finite)
+    tolerance = TOLERANCE[launched.dtype]
     if not error <= tolerance:
         raise ConfigError(
             f"the CUDA graph for {tokens} tokens computes something else than the same kernels "

@@ -124,7 +124,9 @@ class PlainLauncher(Launcher):
         head: Head,
         by_rows: ByRows,
     ) -> None:
-        self.decoder, self.pool, self.attention = decoder, pool, attention
+        self.decoder = decoder
+        self.pool = pool
+        self.attention = attention
         self.linear = linear
         self._by_rows = by_rows
         self._head = head
@@ -220,7 +222,8 @@ class ShardedVocabulary:
     """
 
     def __init__(self, group: RankGroup, tokens: int, head: Head) -> None:
-        self._group, self._head = group, head
+        self._group = group
+        self._head = head
         self._first = group.shard.share(tokens).start
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:

@@ -94,7 +94,8 @@ class MoE:
             hidden_states: [T, E].
             num_rows: int32 [1]: rows that are no padding, which comes last; None = all.
         """
-        mixture, group = self.weights.mixture, self.weights.group
+        mixture = self.weights.mixture
+        group = self.weights.group
         router_logits = functional.linear(
             hidden_states, self.weights.router.to(hidden_states.dtype)
         )

@@ -119,7 +119,8 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
     architecture = read_architecture(RawConfig.read(directory))
     shard = Shard(rank, config.tensor_parallel)
     part = shard.part_of(architecture.config)
-    settings, device = config, choose_device(config.device)
+    settings = config
+    device = choose_device(config.device)
     if rank == 0:  # the others see their own device only
         check_devices(shard.ranks, device)
     config = settings_of_a_rank(config, device.type)

@@ -52,7 +52,9 @@ class MaskedPass:
     scored: Tensor  # [N]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        config, seen, window = self.config, self.seen, self.config.windows[layer]
+        config = self.config
+        seen = self.seen
+        window = self.config.windows[layer]
         if window is not None:
             seen = seen & (self.distance < window)
         if layer == config.num_layers - 1:

@@ -50,7 +50,9 @@ class DeltaNetBackend:
         compiler: Compiler = eagerly,
         impl: Implementation = "reference",
     ) -> None:
-        self.config, self.pool, self._share = config, pool, impl == "triton"
+        self.config = config
+        self.pool = pool
+        self._share = impl == "triton"
         if config.delta_net is not None:
             self.convolve = compiler(convolve)
             self.keep_tails = compiler(keep_tails)
@@ -92,10 +94,13 @@ class DeltaNetPass:
 
     def run(self, layer: int, weights: DeltaWeights, product: Tensor) -> Tensor:
         """Return the outputs [T, values] of a layer's projections [T, ...], before the last one."""
-        net, layout, model = self.net, self.layout, self.model
+        net = self.net
+        layout = self.layout
+        model = self.model
         ends = net.convolved, product.shape[1] - 2 * net.num_value_heads
         mixed, gate, gates = product.tensor_split(ends, dim=1)
-        tails, keys = model.pool.tails[layer], net.num_key_heads * net.key_dim
+        tails = model.pool.tails[layer]
+        keys = net.num_key_heads * net.key_dim
         convolved = model.convolve(
             mixed, tails, layout.places, weights.conv, keys=keys, size=net.key_dim
         )

@@ -49,7 +49,8 @@ class StateTables:
 
     @property
     def sizes(self) -> "StateSizes":
-        (rows, before), kept = self.places.shape, len(self.kept)
+        rows, before = self.places.shape
+        kept = len(self.kept)
         chunks = len(self.chunks) - 1
         return StateSizes(
             rows, before, chunks, self.levels, held=self.held, kept=kept, early=self.early
@@ -114,17 +115,20 @@ class StatePlaces:
         fillings = -1, -1, tables.chunks[-1], 0  # chunks of no rows
         for part, table, filling in zip(self.parts, lists, fillings, strict=False):
             to = words[part].reshape(-1, *table.shape[1:])
-            to[: len(table)], to[len(table) :] = table, filling
+            to[: len(table)] = table
+            to[len(table) :] = filling
         walks = words[self.parts[-1]].reshape(-1, 3)
         walks[:] = 0, 0, -1
         start = first = 0
         for room, count in zip(self.sizes.levels, tables.levels, strict=False):
             walks[start : start + count] = tables.walks[first : first + count]
-            start, first = start + room, first + count
+            start = start + room
+            first = first + count
 
     def on_device(self, words: Tensor) -> DeltaLayout:
         """Return the tables that are in these words."""
-        before, early = self.sizes.before, self.sizes.early
+        before = self.sizes.before
+        early = self.sizes.early
         places, kept, chunks, begins, walks = (words[part] for part in self.parts)
         kept = kept.view(-1, before + 1)
         parts = tuple(part for part in (kept[:early], kept[early:]) if part.shape[0])
@@ -149,7 +153,9 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
         ValueError: the state after a cached prefix is missing, or overwritten for others.
     """
     _check(batch)
-    bounds, parent, own = batch.cu_seqlens, batch.parent, np.arange(batch.num_tokens)
+    bounds = batch.cu_seqlens
+    parent = batch.parent
+    own = np.arange(batch.num_tokens)
     root = np.where(batch.prefix_lens > 0, batch.prefix_states, -1)[batch.request_of]
     tail = np.where(root >= 0, -1 - (root + 1) * (kernel - 1), -1)  # its last row
     before = own - 1
@@ -168,7 +174,8 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
     inner = np.unique(parent[parent >= 0])
     of_segment = np.zeros(len(parent), np.int64)
     of_segment[inner] = -2 - np.arange(len(inner))
-    depth, above = np.zeros(len(parent), np.int64), parent
+    depth = np.zeros(len(parent), np.int64)
+    above = parent
     while (above >= 0).any():
         depth += above >= 0
         above = np.where(above >= 0, parent[above], -1)
@@ -214,7 +221,8 @@ def _opens(bounds: Int32Array, alike: np.ndarray, share: bool) -> np.ndarray:
     if not share:
         return np.arange(len(alike))
     new = alike[1:, -1] | (alike[1:] != alike[:-1]).any(axis=1)
-    opens, ends = [], bounds[1:].tolist()
+    opens = []
+    ends = bounds[1:].tolist()
     for begin, end in pairwise((0, *(np.flatnonzero(new) + 1).tolist(), len(alike))):
         segment = begin
         while segment < end:
