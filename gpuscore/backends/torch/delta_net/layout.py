@@ -84,10 +84,10 @@ class StateSizes(NamedTuple):
     kept: int
     early: int
 
-    def fit(self, room: "StateSizes") -> bool:
-        """True if tables of these sizes can be written where there is this room."""
-        pairs = zip((*self.counts, *self.levels), (*room.counts, *room.levels), strict=False)
-        return len(self.levels) <= len(room.levels) and all(own <= most for own, most in pairs)
+    def fit(self, largest: "StateSizes") -> bool:
+        """True if tables of these sizes can be written in the places of the largest ones."""
+        pairs = zip((*self.counts, *self.levels), (*largest.counts, *largest.levels), strict=False)
+        return len(self.levels) <= len(largest.levels) and all(a <= b for a, b in pairs)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -120,9 +120,9 @@ class StatePlaces:
         walks = words[self.parts[-1]].reshape(-1, 3)
         walks[:] = 0, 0, -1
         start = first = 0
-        for room, count in zip(self.sizes.levels, tables.levels, strict=False):
+        for size, count in zip(self.sizes.levels, tables.levels, strict=False):
             walks[start : start + count] = tables.walks[first : first + count]
-            start = start + room
+            start = start + size
             first = first + count
 
     def on_device(self, words: Tensor) -> DeltaLayout:
@@ -137,8 +137,8 @@ class StatePlaces:
         return DeltaLayout(places.view(-1, before), parts, chains)
 
 
-def room_for(tokens: int, scored: int, kernel: int) -> StateSizes:
-    """Return the room of a graph: for queries and their items, or items of cached queries, with
+def largest_sizes(tokens: int, scored: int, kernel: int) -> StateSizes:
+    """Return the sizes of a graph's tables: for queries and their items, or items of cached queries, with
     that many tokens and scored rows, for few kept states, and for few queries with items."""
     chunks = min(tokens, tokens // CHUNK_SIZE + 2 * scored + KEPT)
     going_on = min(scored, tokens // CHUNK_SIZE + HELD + KEPT)
