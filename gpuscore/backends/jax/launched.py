@@ -75,7 +75,7 @@ def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[Packed
     Rows of one tree see no rows of another tree, so every row still sees the same rows.
 
     Args:
-        batch: to divide.
+        batch: is divided.
         entries: [R] entries of each request's page list; at most `room` each.
         room: entries of all requests of a batch that is yielded.
     """

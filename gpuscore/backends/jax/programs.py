@@ -143,7 +143,7 @@ def more_labels(hidden: Array, lm_head: Array, buffer: Array) -> Array:
     """Return the logits of labels that have no room in a batch's array.
 
     Args:
-        hidden, lm_head: as in `label_logits`.
+        hidden, lm_head: the arguments of `label_logits`.
         buffer: int32 [1 + 2 * L]: their number, their rows, their ids.
     """
     rows, ids = jnp.split(buffer[1:], 2)
@@ -170,20 +170,20 @@ def compile_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Devic
 
 def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> TracedPrograms:
     """Trace the programs of one size. `make check-tpu` lowers them for TPUs that are not there."""
-    there = SingleDeviceSharding(device)
+    sharding = SingleDeviceSharding(device)
     weights = model.weights
 
     def shaped(value: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
     def numbers(length: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((length,), jnp.int32, sharding=there)
+        return jax.ShapeDtypeStruct((length,), jnp.int32, sharding=sharding)
 
     one_batch = partial(run, model=model, sizes=sizes)
     arguments = *jax.tree.map(shaped, (weights, model.pool)), numbers(buffer_length(sizes))
     max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
     hidden = jax.ShapeDtypeStruct(
-        (sizes.tokens, model.config.head_width), weights.embed_tokens.dtype, sharding=there
+        (sizes.tokens, model.config.head_width), weights.embed_tokens.dtype, sharding=sharding
     )
     head = shaped(weights.lm_head)
     return TracedPrograms(

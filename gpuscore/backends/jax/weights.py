@@ -49,8 +49,8 @@ def load_weights(
     """Read and check all weights.
 
     Args:
-        directory, architecture: of the model.
-        dtype, device: of the weights.
+        directory, architecture: the checkpoint, and what its config.json describes.
+        dtype, device: what the weights become, and where they are put.
         precision: "full"; "int8"; or "w8a16": weights of a quantised checkpoint are converted to
             `dtype`.
 
@@ -214,7 +214,7 @@ class KeptBytes:
     """The memory of one compiled program, in a file beside it, for the next start's plan.
 
     Args:
-        directory: of JAX's compiled programs; None = nothing is kept.
+        directory: where JAX keeps compiled programs; None = nothing is kept.
         identity: everything that the figure depends on.
     """
 

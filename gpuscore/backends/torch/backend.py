@@ -99,7 +99,7 @@ class TorchBackend:
         sum_in_float32()
         self.plan = plan
         self.device = plan.device
-        self._own: Implementation = "triton" if plan.kernels else "reference"
+        self._impl: Implementation = "triton" if plan.kernels else "reference"
         self._group = group
         config = plan.part
         self._thread = WorkThread(
@@ -109,7 +109,7 @@ class TorchBackend:
         weights, self._in_c = self._load()
         whole = plan.architecture.config
         products = None if plan.kernels else self._compiler(few_products)
-        self._head: Head = WholeHead(self._own, whole.final_softcap, products)
+        self._head: Head = WholeHead(self._impl, whole.final_softcap, products)
         self._embedding: Callable[[Tensor, Tensor], Tensor] = functional.embedding
         if group is not None:
             vocabulary = ShardedVocabulary(group, whole.vocab_size, self._head)
@@ -213,7 +213,7 @@ class TorchBackend:
         operators = Operators(
             self._compiler,
             self._by_rows,
-            impl=self._own,
+            impl=self._impl,
             embedding=self._embedding,
             gated_product=None if plan.not_gated else gated_product,
             gated_from=gated_from,
@@ -222,7 +222,7 @@ class TorchBackend:
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, device=plan.device)
         attention = self._attention(config, pool)
         states = StatePool(config, num_states, plan.dtype, plan.device)
-        linear = DeltaNetBackend(config, states, self._compiler, self._own)
+        linear = DeltaNetBackend(config, states, self._compiler, self._impl)
         if plan.graph_tokens is None:
             return PlainLauncher(
                 decoder, pool, attention, linear, head=self._head, by_rows=self._by_rows

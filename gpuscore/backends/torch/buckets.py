@@ -50,11 +50,11 @@ def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
     ]
 
 
-def find_bucket(buckets: list[Bucket], wanted: Bucket) -> Bucket | None:
-    """Return the first of the sorted buckets that holds `wanted`, or None."""
-    for index in range(bisect_left(buckets, Bucket(wanted.tokens, 0, 0)), len(buckets)):
+def find_bucket(buckets: list[Bucket], sizes: Bucket) -> Bucket | None:
+    """Return the first of the sorted buckets that holds `sizes`, or None."""
+    for index in range(bisect_left(buckets, Bucket(sizes.tokens, 0, 0)), len(buckets)):
         bucket = buckets[index]
-        if bucket.tiles >= wanted.tiles and bucket.scored >= wanted.scored:
+        if bucket.tiles >= sizes.tiles and bucket.scored >= sizes.scored:
             return bucket
     return None
 

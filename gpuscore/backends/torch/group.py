@@ -32,7 +32,7 @@ class RankGroup:
 
     Args:
         shard: the rank's place.
-        device: of its tensors.
+        device: where its tensors are.
         path: a file that does not exist yet, through which the ranks find each other.
         meet: called before the group connects; returns when every rank is about to connect.
     """

@@ -47,8 +47,8 @@ def load_weights(
     """Read and check all weights, or with `group` this rank's shard of them.
 
     Args:
-        directory, architecture: of the model.
-        form: of the weights.
+        directory, architecture: the checkpoint, and what its config.json describes.
+        form: what the weights become.
         group: the ranks that share the model.
 
     Raises:
@@ -63,8 +63,8 @@ class Checkpoint:
     """Reads a checkpoint's tensors one at a time, directly into the wanted dtype.
 
     Args:
-        files, architecture: of the model.
-        form, group: as for `load_weights`.
+        files, architecture: the open checkpoint, and what its config.json describes.
+        form, group: the arguments of `load_weights`.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class Checkpoint:
         mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
             in_int8 = self.precision == "int8"
-            made = self._linears(mixture, index) if in_int8 else self._experts(mixture, index)
-            return MoEWeights(mixture, self._required(index, "router"), made, self.group)
+            experts = self._linears(mixture, index) if in_int8 else self._experts(mixture, index)
+            return MoEWeights(mixture, self._required(index, "router"), experts, self.group)
         return MLPWeights(
             gate_up_proj=self._linear(index, "gate", "up"),
             down_proj=self._summed(self._linear(index, "down")),
@@ -277,8 +277,8 @@ class Checkpoint:
 
     def _converted(self, name: str, tensor: Tensor) -> Tensor:
         # A tensor of the file's own memory would keep all of the file in this process's.
-        own = tensor.to(self.dtype, copy=self.device.type == "cpu")
-        return _finite(f"tensor {name}", own).to(self.device)
+        converted = tensor.to(self.dtype, copy=self.device.type == "cpu")
+        return _finite(f"tensor {name}", converted).to(self.device)
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:

@@ -206,12 +206,12 @@ def _why_no_graphs(config: ModelConfig, attention: str, kernels: bool) -> str | 
 
 
 def _graph_tokens(config: ModelConfig, device: torch.device, reason: str | None) -> int | None:
-    wanted = config.cuda_graph_tokens
+    tokens = config.cuda_graph_tokens
     if config.tensor_parallel > 1:
         return None
     if reason is None:
-        most = GRAPH_TOKENS[device.type] if wanted is None else wanted
+        most = GRAPH_TOKENS[device.type] if tokens is None else tokens
         return min(most, _max_tokens(config, device))
-    if wanted:
-        raise ConfigError(f"--cuda-graph-tokens {wanted}: {reason}")
+    if tokens:
+        raise ConfigError(f"--cuda-graph-tokens {tokens}: {reason}")
     return None

@@ -31,7 +31,7 @@ def check_scales(directory: Path, architecture: Architecture, allow: bool) -> No
     """Compare all layers' scales with all layers' numbers, for each part of a layer.
 
     Args:
-        directory, architecture: of a quantised model.
+        directory, architecture: a quantised checkpoint, and what its config.json describes.
         allow: log what would refuse the model.
 
     Raises:

@@ -32,7 +32,7 @@ class StateTables:
         places: [T, kernel - 1] of the rows that each row's convolution sees before itself.
         kept: [K, kernel] slots of tails, and places of the rows that go into each. The first
             `early` ones need rows of another slot, which later ones may overwrite.
-        chunks, begins, walks: as in `Walks`.
+        chunks, begins, walks: the fields of `Walks`.
         levels: how many walks each level has: at each depth those that go on, and the others.
         held: how many states are held.
         early: see `kept`.
@@ -138,8 +138,11 @@ class StatePlaces:
 
 
 def largest_sizes(tokens: int, scored: int, kernel: int) -> StateSizes:
-    """Return the sizes of a graph's tables: for queries and their items, or items of cached queries, with
-    that many tokens and scored rows, for few kept states, and for few queries with items."""
+    """Return the sizes of a graph's tables.
+
+    They are enough for queries and their items, or items of cached queries, with that many tokens
+    and scored rows, for few kept states, and for few queries with items.
+    """
     chunks = min(tokens, tokens // CHUNK_SIZE + 2 * scored + KEPT)
     going_on = min(scored, tokens // CHUNK_SIZE + HELD + KEPT)
     levels = going_on, scored, going_on, scored

@@ -29,7 +29,7 @@ class Peers:
     """Starts ranks 1 to `ranks` - 1 of a model; they end with this object, or with the process.
 
     Args:
-        plan: of rank 0; the other ranks make their plans from its settings.
+        plan: what rank 0 loads; the other ranks make their plans from its settings.
         lost: called once, with one line for people, when a rank ends that should not.
     """
 
