@@ -62,8 +62,8 @@ def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]
     for start in range(0, len(items), count):
         some = items[start : start + count]
         causal = torch.ones(length, length, device=model.device).tril()
-        own = torch.block_diag(*[causal] * len(some)).bool()
-        visible = torch.cat([own.new_ones(len(own), len(query)), own], dim=1)
+        mask = torch.block_diag(*[causal] * len(some)).bool()
+        visible = torch.cat([mask.new_ones(len(mask), len(query)), mask], dim=1)
         bias = causal.new_zeros(visible.shape, dtype=model.dtype)
         bias.masked_fill_(~visible, -torch.inf)
         positions = len(query) + torch.arange(length, device=model.device)
@@ -73,10 +73,10 @@ def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]
             positions.repeat(len(some))[None],
             cache,
             use_cache=True,
-            logits_to_keep=torch.arange(length - 1, len(own), length, device=model.device),
+            logits_to_keep=torch.arange(length - 1, len(mask), length, device=model.device),
         )
         rows.append(_log_probabilities(out.logits[0]))
-        cache.crop(-len(own))
+        cache.crop(-len(mask))
     return torch.cat(rows).double().cpu().numpy()
 
 

@@ -40,8 +40,8 @@ def operations(
     linear = shape["num_hidden_layers"] - full
     tokens = query - cached + items * length
     kv, rest = 2 * kv_heads * dim, (3 if linear else 2) * heads * dim + mlp
-    own = (query**2 - cached**2) / 2 + items * length**2 / 2
-    pairs = (full - 1) * (own + items * length * query) + items * (query + length)
+    inside = (query**2 - cached**2) / 2 + items * length**2 / 2
+    pairs = (full - 1) * (inside + items * length * query) + items * (query + length)
     numbers = (full - 1) * tokens * (kv + rest) + tokens * kv + items * rest
     counted = {"attention": 4.0 * heads * dim * pairs}
     if linear:
@@ -119,14 +119,14 @@ def card_rates(
 
 
 def card_floor(
-    shape: Mapping[str, Any], work: Workload, dtype: torch.dtype, measured: Mapping[str, float]
+    shape: Mapping[str, Any], load: Workload, dtype: torch.dtype, measured: Mapping[str, float]
 ) -> float:
     """Return the least time of a workload in milliseconds.
 
     All counted operations at the rate of the large product, or one read of the weights at the rate
     of a copy, whichever takes longer.
     """
-    counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)
+    counted = operations(shape, load.query_len, load.num_items, load.item_len, load.cached)
     layer = sum(a * b for a, b in linear_sizes(shape))
     weights = shape["num_hidden_layers"] * layer + shape["vocab_size"] * shape["hidden_size"]
     reading = weights * dtype.itemsize / measured["copy"]

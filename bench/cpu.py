@@ -144,8 +144,8 @@ def packed(scorer: Scorer, query: list[int], items: list[list[int]]) -> Array:
 def of_w8a8(scorer: Scorer, config: ModelConfig, vocab: int, stack: ExitStack) -> Score:
     """Load the model again from a checkpoint in INT8, and print how far its scores are off."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
-    made = quantised(Path(config.model), folder / "w8a8")
-    other = stack.enter_context(Scorer(replace(config, model=str(made))))
+    eight_bits = quantised(Path(config.model), folder / "w8a8")
+    other = stack.enter_context(Scorer(replace(config, model=str(eight_bits))))
     request = CHECKED.draw(vocab)
     off = np.abs(packed(scorer, *request) - packed(other, *request))
     print(f"W8A8: |d log p| median {np.median(off):.2e}, max {off.max():.2e}")
@@ -166,11 +166,11 @@ def of_vllm(python: Path, model: str, dtype: str, stack: ExitStack) -> Scorers:
     assert vllm.stdout is not None
     answers = vllm.stdout
 
-    def score(way: str, query: list[int], items: list[list[int]]) -> Array:
-        print(json.dumps([way, query, items]), file=vllm.stdin, flush=True)
+    def score(mode: str, query: list[int], items: list[list[int]]) -> Array:
+        print(json.dumps([mode, query, items]), file=vllm.stdin, flush=True)
         return np.array(json.loads(answers.readline()))
 
-    return {f"vLLM, {way}": partial(score, way) for way in vllm_worker.WAYS}
+    return {f"vLLM, {mode}": partial(score, mode) for mode in vllm_worker.MODES}
 
 
 # ---- times ----
@@ -206,8 +206,8 @@ def compare(
             "items/s": workload.num_items * workload.requests / wall,
             "CPU s": statistics.median(each.cpu for each in times),
             "others' CPU s": statistics.median(each.others for each in times),
-            "time / gpuscore's": statistics.median(t.wall / own.wall for t, own, _ in rounds),
-            "CPU / gpuscore's": statistics.median(t.cpu / own.cpu for t, own, _ in rounds),
+            "time / gpuscore's": statistics.median(t.wall / ours.wall for t, ours, _ in rounds),
+            "CPU / gpuscore's": statistics.median(t.cpu / ours.cpu for t, ours, _ in rounds),
             "of the floor": statistics.median(low.wall / t.wall for t, _, low in rounds),
         }
         rows.append({"scorer": name, **{of: round(x, 3) for of, x in figures.items()}})

@@ -50,8 +50,9 @@ os.execvp(sys.argv[2], sys.argv[2:])
 class Day:
     """The findings of all stages in one folder, rewritten after every stage."""
 
-    def __init__(self, folder: Path, work: Path, about: Found) -> None:
-        self.folder, self.work = folder, work
+    def __init__(self, folder: Path, scratch: Path, about: Found) -> None:
+        self.folder = folder
+        self.scratch = scratch
         self.stages: dict[str, Found] = {}
         self.findings = {"about": about, "stages": self.stages}
 
@@ -65,7 +66,7 @@ class Day:
             else:
                 limit = min(stage.limit, left)
                 print(f"{stage.name}: at most {limit:.0f} s", flush=True)
-                self._keep(stage, run_stage(stage, self.work, limit))
+                self._keep(stage, run_stage(stage, self.scratch, limit))
 
     def _keep(self, stage: Stage, result: Found) -> None:
         self.stages[stage.name] = result
@@ -84,12 +85,13 @@ class Day:
         return table([row for rows in found for row in rows if "scorer" in row], SHOWN)
 
 
-def run_stage(stage: Stage, work: Path, limit: float) -> Found:
+def run_stage(stage: Stage, scratch: Path, limit: float) -> Found:
     """Run a stage's commands; return its status, seconds and findings.
 
     A stage that fails keeps its findings, if they can be read.
     """
-    begun, printed = time.monotonic(), work / f"{stage.name.replace(' ', '-')}.txt"
+    begun = time.monotonic()
+    printed = scratch / f"{stage.name.replace(' ', '-')}.txt"
     why = ""
     try:
         for command in stage.commands:
@@ -120,8 +122,8 @@ def run_command(command: Command, printed: Path, limit: float) -> int:
         subprocess.TimeoutExpired: it took longer than `limit`; it was interrupted, then killed.
     """
     brought = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    own = (ROOT, ROOT / "kernels", ROOT / "tests", BENCH)
-    told = {"PYTHONPATH": os.pathsep.join(map(str, (*own, *brought))), "HF_HUB_OFFLINE": "1"}
+    paths = (ROOT, ROOT / "kernels", ROOT / "tests", BENCH)
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, (*paths, *brought))), "HF_HUB_OFFLINE": "1"}
     starter = (sys.executable, "-IS", "-c", STARTER, os.getpid())
     with printed.open("ab") as out:
         process = subprocess.Popen(
@@ -131,7 +133,7 @@ def run_command(command: Command, printed: Path, limit: float) -> int:
             stdout=out,
             stderr=out,
             cwd=ROOT,
-            env=os.environ | told,
+            env=os.environ | variables,
         )
     try:
         return process.wait(max(0.1, limit))
@@ -168,12 +170,12 @@ def main(argv: list[str] | None = None) -> int:
     if options.objects is not None:
         os.environ["TRITON_CACHE_DIR"] = str(options.objects.resolve())
     options.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="gpu-day-") as work:
-        planned = stages(options.device, Path(work), fa4=options.objects is not None)
+    with tempfile.TemporaryDirectory(prefix="gpu-day-") as scratch:
+        planned = stages(options.device, Path(scratch), fa4=options.objects is not None)
         if options.stages:
             names = options.stages.split(";")
             planned = [stage for stage in planned if stage.name in names]
-        day = Day(options.output.resolve(), Path(work), about)
+        day = Day(options.output.resolve(), Path(scratch), about)
         day.run(planned, options.minutes)
     missing = ", ".join(day.missing) or "none"
     print(f"\n{day.table()}\n\nwritten to {day.folder}; not done: {missing}")

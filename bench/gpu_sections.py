@@ -61,7 +61,7 @@ class Section:
         self.sizes = SHAPES[shape]
         self.model = make_model(shape, str(self.dtype).removeprefix("torch."), scratch)
         every = WORKLOADS if self.on_cuda else TRIAL
-        self.workloads = {n: work for n, work in every.items() if not hybrid or n in ("a", "300")}
+        self.workloads = {n: load for n, load in every.items() if not hybrid or n in ("a", "300")}
         rows = (16 if hybrid else 128) if self.on_cuda else 6
         kept = folder / f"{shape}.npz"
         self.reference = Reference(kept, self.sizes["vocab_size"], rows)
@@ -79,8 +79,8 @@ class Section:
         replace_json(self.folder / f"{self.name}.json", self.findings)
 
     def compute_reference(self) -> None:
-        made = self.reference.make(self.model, self.dtype, self.device, self.workloads)
-        self.findings["errors of transformers"] = made
+        errors = self.reference.make(self.model, self.dtype, self.device, self.workloads)
+        self.findings["errors of transformers"] = errors
 
     def loaded(self, attention: str = "auto") -> TorchBackend:
         """Return a warm backend."""
@@ -124,8 +124,8 @@ class Section:
             return {"errors": errors, "wrong": True}
         seconds()  # warms up
         taken = statistics.median(seconds() for _ in range(REPEAT if self.on_cuda else 1))
-        share = round(self.floor(name) / (1e3 * taken), 3)
-        rate = {"items/s": workload.num_items / taken, "of floor": share}
+        ratio = round(self.floor(name) / (1e3 * taken), 3)
+        rate = {"items/s": workload.num_items / taken, "of floor": ratio}
         return {"errors": errors, "ms": 1e3 * taken} | rate
 
     def on_backend(self, backend: TorchBackend, name: str, workload: Workload) -> Row:
@@ -163,10 +163,10 @@ class Section:
         """Measure a backend, under load for seconds, and in the engine, which closes it."""
         self.each(self.name, partial(self.on_backend, backend))
         load = sustained(launched(backend, self.workloads["a"]), self.seconds, self.on_cuda)
-        share = self.floor("a") / load["ms"]
-        load |= {"scorer": f"{self.name} under load", "workload": "a", "of floor": round(share, 3)}
-        sustained_share = share * self.rates["product"] / self.rates["sustained product"]
-        load["of sustained floor"] = round(sustained_share, 3)
+        ratio = self.floor("a") / load["ms"]
+        load |= {"scorer": f"{self.name} under load", "workload": "a", "of floor": round(ratio, 3)}
+        of_sustained = ratio * self.rates["product"] / self.rates["sustained product"]
+        load["of sustained floor"] = round(of_sustained, 3)
         self.add(load)
         engine = Engine(backend)
         builder = PromptBuilder(None, backend.limits, RequestLimits())

@@ -36,7 +36,7 @@ class Stage:
     """One part of the day.
 
     Args:
-        name: of the stage, and of the file with its output.
+        name: names the stage and the file with its output.
         limit: seconds after which the stage counts as hung.
         read: returns the findings, of what the commands have printed.
         commands: run one after another; the stage fails with the first that fails.
@@ -48,35 +48,36 @@ class Stage:
     commands: tuple[Command, ...]
 
 
-def stages(device: str, work: Path, fa4: bool = False) -> list[Stage]:
+def stages(device: str, scratch: Path, fa4: bool = False) -> list[Stage]:
     """Return all stages of the day.
 
     Args:
         device: cuda or cpu, on which sizes are small.
-        work: folder that gets the stages' files.
+        scratch: folder that gets the stages' files.
         fa4: measure this attention, too.
     """
     on_cuda, python = device == "cuda", (sys.executable, "-P")
     gpuscore = (*python, "-m", "gpuscore")
-    scratch = ROOT / "scratch" if on_cuda else work / "weights"
+    weights = ROOT / "scratch" if on_cuda else scratch / "weights"
     served = scratch / ("qwen3-0.6b-bfloat16" if on_cuda else "tiny-float32")
 
     def section(name: str, limit: float) -> Stage:
         """Measure this Python's torch."""
-        command = (*python, BENCH / "gpu_sections.py", work, name, scratch, device)
-        return Stage(name, limit, lambda _: read_json(work / f"{name}.json"), (command,))
+        command = (*python, BENCH / "gpu_sections.py", scratch, name, weights, device)
+        return Stage(name, limit, lambda _: read_json(scratch / f"{name}.json"), (command,))
 
     def http(limit: float) -> Stage:
-        """Time a server of its own with `gpuscore bench`."""
-        bundle, scale = work / "http.json", () if on_cuda else ("--scale", "0.02")
+        """Time its own server with `gpuscore bench`."""
+        bundle = scratch / "http.json"
+        scale = () if on_cuda else ("--scale", "0.02")
         bench = (*gpuscore, "bench", "--output", bundle, "--model", served, *scale)
-        asked = ("--scenario", "latency,poisson", "--rate", "70%", "--seconds", "8")
-        command = (*bench, "--serve", f"--device {device}", *asked, "--minutes", "0.4")
+        load = ("--scenario", "latency,poisson", "--rate", "70%", "--seconds", "8")
+        command = (*bench, "--serve", f"--device {device}", *load, "--minutes", "0.4")
         return Stage("http", limit, lambda _: read_json(bundle), (command,))
 
     def compared(name: str, limit: float, *more: str) -> Stage:
         """Compare the demo's scores with a CPU's, in float32; a failed gate fails the stage."""
-        bundle = work / f"{name.replace(' ', '-')}.json"
+        bundle = scratch / f"{name.replace(' ', '-')}.json"
         quick = ("--workload", "quick", "--device", device, "--dtype", "float32", *more)
         record = (*gpuscore, "parity", "record", "demo", *quick, "--output", bundle)
         compare = (*gpuscore, "parity", "compare", GOLDEN / "torch-float32.json", bundle)

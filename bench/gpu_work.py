@@ -40,7 +40,7 @@ TRIAL: Mapping[str, Workload] = {
     "d": Workload(12, 3, 20),
     "300": Workload(28, 1, 20),
 }
-Works = list[tuple[list[ScheduledChunk], PackedBatch]]
+PlannedBatches = list[tuple[list[ScheduledChunk], PackedBatch]]
 Launch = Callable[[], Callable[[], object]]  # queues work and returns what waits for it
 
 
@@ -59,10 +59,10 @@ class Batches:
 
     def score(self, request: Request) -> Float64Array:
         """Return label log-probabilities [N, labels]."""
-        works = self.planned(request)
+        batches = self.planned(request)
         table = np.full((len(request[1]), len(LABELS)), np.nan)
-        for work, scores in zip(works, self._collected(works), strict=True):
-            items = [item for chunk in work[0] for item in chunk.scored_items]
+        for (chunks, _), scores in zip(batches, self._collected(batches), strict=True):
+            items = [item for chunk in chunks for item in chunk.scored_items]
             if items:
                 assert scores.lse is not None
                 logits = scores.label_logits.reshape(len(items), len(LABELS)).astype(np.float64)
@@ -71,43 +71,43 @@ class Batches:
 
     def seconds(self, request: Request) -> float:
         """Measure the batches' time on the device (`on_device`), without fetching results."""
-        works = self.planned(request)
+        batches = self.planned(request)
         finish: list[Callable[[], RowScores]] = []
         launch = self.backend.launcher.launch
         seconds = on_device(
-            lambda: finish.extend(launch(batch) for _, batch in works), self.backend.device, HOLD
+            lambda: finish.extend(launch(batch) for _, batch in batches), self.backend.device, HOLD
         )
         for wait in finish:
             wait()
         return seconds
 
-    def planned(self, request: Request) -> Works:
+    def planned(self, request: Request) -> PlannedBatches:
         """Return the request's batches, after running the request that must be cached before."""
         scheduler = Scheduler(self.backend.limits)
         if (before := first_of(request, self.workload)) is not None:
-            works = all_batches(scheduler, before)
-            self._collected(works)
-            for chunks, _ in works:
+            batches = all_batches(scheduler, before)
+            self._collected(batches)
+            for chunks, _ in batches:
                 scheduler.succeeded(chunks)
         already = scheduler.cached_tokens
-        works = all_batches(scheduler, request)
+        batches = all_batches(scheduler, request)
         self.cached_tokens = scheduler.cached_tokens - already
-        return works
+        return batches
 
-    def _collected(self, works: Works) -> list[RowScores]:
-        pending = [self.backend.extend(batch) for _, batch in works]
+    def _collected(self, batches: PlannedBatches) -> list[RowScores]:
+        pending = [self.backend.extend(batch) for _, batch in batches]
         return [self.backend.collect(batch) for batch in pending]
 
 
-def all_batches(scheduler: Scheduler, request: Request) -> Works:
+def all_batches(scheduler: Scheduler, request: Request) -> PlannedBatches:
     """Add a request, and return its batches, each with its chunks."""
     job = scheduler.add(plan_items(score_request(*request), scheduler.limits))
-    works = []
+    batches = []
     while chunks := scheduler.schedule():
-        works.append((chunks, build_batch(chunks, scheduler.limits)))
+        batches.append((chunks, build_batch(chunks, scheduler.limits)))
     if not job.fully_scheduled:
         raise RuntimeError("the scheduler did not hand out all of a request")
-    return works
+    return batches
 
 
 def score_request(query: Sequence[int], items: Sequence[Sequence[int]]) -> ScoreRequest:
@@ -136,11 +136,11 @@ def product(size: int, dtype: torch.dtype, device: torch.device) -> Launch:
 
 def launched(backend: TorchBackend, workload: Workload) -> Launch:
     """Return what queues one request's batches, the same ones every time, packed beforehand."""
-    batches = Batches(backend, workload)
-    works = batches.planned(next(workload.draws(backend.limits.vocab_rows, seed=5000)))
+    request = next(workload.draws(backend.limits.vocab_rows, seed=5000))
+    batches = Batches(backend, workload).planned(request)
 
     def launch() -> Callable[[], object]:
-        waits = [backend.launcher.launch(batch) for _, batch in works]
+        waits = [backend.launcher.launch(batch) for _, batch in batches]
         return lambda: [wait() for wait in waits]
 
     return launch
@@ -151,7 +151,7 @@ def sustained(launch: Launch, seconds: float, on_cuda: bool) -> Row:
 
     Args:
         launch: `QUEUED` are under way at a time.
-        seconds: of load. The first third, while the clock settles, is left out.
+        seconds: how long the load lasts. The first third, while the clock settles, is left out.
         on_cuda: ask for the card's clock, power and temperature meanwhile.
 
     Returns:
@@ -159,10 +159,11 @@ def sustained(launch: Launch, seconds: float, on_cuda: bool) -> Row:
     """
     waits = [launch() for _ in range(QUEUED)]
     start = counted = time.perf_counter()
-    done, asked = 0, None
-    while (now := time.perf_counter()) < start + seconds or (asked and asked.poll() is None):
+    done = 0
+    sensors = None
+    while (now := time.perf_counter()) < start + seconds or (sensors and sensors.poll() is None):
         if counted == start and now > start + seconds / 3:
-            asked = subprocess.Popen(SENSORS, stdout=subprocess.PIPE) if on_cuda else None
+            sensors = subprocess.Popen(SENSORS, stdout=subprocess.PIPE) if on_cuda else None
             counted, done = now, 0
         waits.pop(0)()
         waits.append(launch())
@@ -170,6 +171,6 @@ def sustained(launch: Launch, seconds: float, on_cuda: bool) -> Row:
     row: Row = {"ms": 1e3 * (time.perf_counter() - counted) / done, "launches": done}
     for wait in waits:
         wait()
-    if asked is not None:
-        row["sensors"] = asked.communicate()[0].decode().strip()
+    if sensors is not None:
+        row["sensors"] = sensors.communicate()[0].decode().strip()
     return row

@@ -128,9 +128,9 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
 
     def timed(part: str, run: Callable[[], Any], clock: Callable[[], float] = perf_counter) -> Any:
         start = clock()
-        made = run()
+        result = run()
         times.setdefault(part, []).append(clock() - start)
-        return made
+        return result
 
     def whole(request: Request) -> None:
         built = timed("build", lambda: builder.build(ScoreInput(*request, label_token_ids=LABELS)))
@@ -143,8 +143,8 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
         if number == WARM:
             times.clear()
         request, scheduler = next(draws), Scheduler(LIMITS, prefix_cache=False)
-        works = timed("plan and pack", partial(all_batches, scheduler, request))
-        batches = [batch for _, batch in works]
+        planned = timed("plan and pack", partial(all_batches, scheduler, request))
+        batches = [batch for _, batch in planned]
         timed("tile tables", partial(list, map(launcher.attention.tables, batches)))
         pending = timed("launch", partial(list, map(launcher.launch, batches)))
         timed("collect", partial(list, map(call, pending)))

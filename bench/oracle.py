@@ -36,7 +36,7 @@ class Reference:
     """What transformers computes, kept in a file.
 
     Args:
-        path: of the file, which `make` writes.
+        path: the file that `make` writes.
         vocab: ids are drawn below this.
         rows: about so many items are compared per workload.
     """

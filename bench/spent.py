@@ -16,8 +16,8 @@ class Spent:
     """Wall time and CPU time of one run, in seconds.
 
     Args:
-        wall: by the clock.
-        cpu: of all threads of this process and its descendants together, user and system.
+        wall: seconds by the clock.
+        cpu: seconds of all threads of this process and its descendants together, user and system.
         others: CPU time of this machine's other programs meanwhile.
     """
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 32
-WAYS = ("query first", "all at once")
+MODES = ("query first", "all at once")
 
 
-def work(model: str, dtype: str, longest: str, labels: str) -> None:
-    """Answer lines of (way, query, items) with log-probabilities of the labels for each item."""
+def serve(model: str, dtype: str, longest: str, labels: str) -> None:
+    """Answer lines of (mode, query, items) with log-probabilities of the labels for each item."""
     from vllm import LLM, SamplingParams
 
     answers = os.fdopen(os.dup(1), "w")
@@ -34,17 +34,17 @@ def work(model: str, dtype: str, longest: str, labels: str) -> None:
         return [[row[label].logprob for label in wanted] for row in rows]
 
     for line in sys.stdin:
-        way, query, items = json.loads(line)
+        mode, query, items = json.loads(line)
         if not llm.reset_prefix_cache():
             raise RuntimeError("vLLM has not dropped its prefix cache")
-        if way == WAYS[0]:
+        if mode == MODES[0]:
             generate([query])
         found = generate([query + item for item in items])
         print(json.dumps(found), file=answers, flush=True)
 
 
 def started(python: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start `work` with these words; as a context, it ends afterwards."""
+    """Start `serve` with these words; as a context, it ends afterwards."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     folders = python.absolute().parents[1] / "lib", Path("/usr/lib")
     names = "libiomp5.so", "libtcmalloc_minimal.so.4"
@@ -58,4 +58,4 @@ def started(python: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:])
+    serve(*sys.argv[1:])

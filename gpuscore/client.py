@@ -48,19 +48,21 @@ class StatusError(ClientError):
     """
 
     def __init__(self, status: int, said: bytearray, request_id: str) -> None:
-        self.status, self.code, self.param = status, None, None
+        self.status = status
+        self.code = self.param = None
         try:
             error = msgspec.json.decode(said, type=wire.ErrorAnswer).error
         except UNREADABLE:  # not gpuscore's, maybe a proxy's
             self.message = printable(said[:SHOWN].decode(errors="replace"))
         else:
-            self.message, self.code = printable(error.message), printable(error.code)
+            self.message = printable(error.message)
+            self.code = printable(error.code)
             self.param = error.param and printable(error.param)
         super().__init__(f"{status} {self.code or 'error'}: {self.message}", request_id)
 
 
 class ConnectionFailed(ClientError):
-    """There was no connection, or no whole answer before the deadline."""
+    """There was no connection, or no complete answer before the deadline."""
 
 
 class BadAnswer(ClientError):
@@ -88,7 +90,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         url: such as http://127.0.0.1:8000, with a path if the server has a prefix.
         api_key: sent as bearer token.
         deadline: seconds of a whole call, with its waits.
-        max_answer_bytes: of one answer; decoded, it may take sixteen times as much memory.
+        max_answer_bytes: the limit of one answer; decoded, it may take sixteen times as much.
         **http: options of httpx.AsyncClient, such as `verify` for certificates, or `proxy`.
     """
 
@@ -101,7 +103,8 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         max_answer_bytes: int = 2**28,
         **http: Any,
     ) -> None:
-        self._deadline, self._most = deadline, max_answer_bytes
+        self._deadline = deadline
+        self._most = max_answer_bytes
         # Unpacking could take any memory and time, so nothing packed is asked for, nor unpacked.
         self._fields = {b"Accept-Encoding": b"identity", b"Content-Type": b"application/json"}
         if api_key is not None:
@@ -148,26 +151,27 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     async def _ask(self, kind: type[AnswerT], path: str, body: dict[str, Any] | None) -> AnswerT:
         """Return the answer to a request; 429 and 503 are asked again within the deadline."""
         method, content = ("GET", None) if body is None else ("POST", as_json(body))
-        request_id, now = uuid4().hex, asyncio.get_running_loop().time
+        request_id = uuid4().hex
+        now = asyncio.get_running_loop().time
         fields = {**self._fields, b"X-Request-Id": request_id.encode()}
         until = now() + self._deadline
         try:
             async with asyncio.timeout_at(until):
                 while True:
-                    asked = self._http.stream(method, path, content=content, headers=fields)
-                    async with asked as answer:
+                    call = self._http.stream(method, path, content=content, headers=fields)
+                    async with call as answer:
                         said = await self._body(answer, request_id)
                     if answer.status_code == 200:
                         return msgspec.json.decode(said, type=kind)
-                    told = answer.headers.get("retry-after", "")
-                    seconds = uniform(0, JITTER) + (float(told) if told.isdecimal() else 1.0)
+                    wait = answer.headers.get("retry-after", "")
+                    seconds = uniform(0, JITTER) + (float(wait) if wait.isdecimal() else 1.0)
                     if answer.status_code not in (429, 503) or now() + seconds >= until:
                         raise StatusError(answer.status_code, said, request_id)
                     await asyncio.sleep(seconds)
         except UNREADABLE as error:  # which may quote the server, as the next may
-            raise BadAnswer(f"no {kind.__name__}: {error}", request_id) from None
+            raise BadAnswer(f"not a {kind.__name__}: {error}", request_id) from None
         except (httpx.RequestError, TimeoutError) as error:
-            raise ConnectionFailed(f"no whole answer: {error!r}", request_id) from None
+            raise ConnectionFailed(f"no complete answer: {error!r}", request_id) from None
 
     async def _body(self, answer: httpx.Response, request_id: str) -> bytearray:
         said = bytearray()

@@ -106,15 +106,15 @@ def make_parser() -> CommandParser:
         "--device-memory",
         type=_size,
         metavar="BYTES",
-        help="plan for a CUDA device with this much free memory, such as 24GiB, which need not be "
-        "here",
+        help="plan for a CUDA device with this much free memory, such as 24GiB; the device need "
+        "not exist here",
     )
     add_flags(info, *CONFIGS, FileConfig)
     info.add_help_all()
     doctor = _add_command(
         commands,
         "doctor",
-        "check this machine: what would keep a server from starting",
+        "check whether a server can start on this machine",
         _doctor,
         model="",
     )

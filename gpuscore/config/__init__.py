@@ -25,8 +25,8 @@ class ModelConfig:
 
     model: str = common(
         "demo",
-        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore); with "
-        "NAME= before it, requests use that name; serve takes several, separated by commas",
+        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore); "
+        "NAME=MODEL gives it another name in requests; serve takes several, separated by commas",
         metavar="MODEL",
         repeated="--model",
     )
@@ -92,7 +92,7 @@ class ModelConfig:
     )
     memory_fraction: float | None = common(
         None,
-        "share of the memory that weights and the largest batch leave, for keys and values",
+        "share of the memory for keys and values, of what weights and the largest batch leave",
         unset="0.9; on CPU 0.7, and at most four prompts of full length or 65536 tokens",
         minimum=0.05,
         maximum=1.0,
@@ -113,7 +113,7 @@ class ModelConfig:
     )
     tensor_parallel: int = common(
         1,
-        "devices that share one model, each with a part of every layer; on a CPU, processes",
+        "devices (on a CPU: processes) that share one model, each with a part of every layer",
         minimum=1,
         maximum=64,
         metavar="RANKS",
@@ -134,8 +134,8 @@ class ServerConfig:
     served_model_name: str | None = common(None, "the model's name in requests", unset="MODEL's")
     family: str = common(
         "auto",
-        "prompt family that /rerank and /v1/classify use; auto: found by the model's directory or "
-        f"name; none: those routes refuse requests; or {', '.join(FAMILIES)}",
+        "prompt family that /rerank and /v1/classify use; auto: chosen by the model's files or "
+        f"name; none: these routes refuse requests; or {', '.join(FAMILIES)}",
         choices=("auto", "none", *FAMILIES),
         metavar="NAME",
     )
@@ -195,7 +195,7 @@ class ServerConfig:
     request_timeout: float = duration(120.0, "time for an answer; then 504", common=True)
     drain_timeout: float | None = None  # None: the request timeout and DRAIN_SPARE
     log_requests: bool = common(
-        True, "write a line per request to standard error, without input text; none for probes"
+        True, "write a line per request to standard error, without input text; probes have none"
     )
 
     @property
@@ -224,7 +224,8 @@ class EngineConfig:
 
     devices: str | None = common(
         None,
-        "devices with a replica of the model each, such as cuda:0,cuda:1; all: every CUDA device",
+        "devices that each run a replica of the model, such as cuda:0,cuda:1; all: every CUDA "
+        "device",
         unset="the one of --device",
         metavar="DEVICES",
     )

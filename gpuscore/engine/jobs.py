@@ -31,7 +31,7 @@ from gpuscore.types.request import ScoreRequest
 class Job:
     """A request in the scheduler: what is left to schedule of it, and what it holds.
 
-    Items that fit a batch are scheduled whole, with all their descendants: by families. Longer
+    Items that fit a batch are scheduled in whole trees: an item with all its descendants. Longer
     items are scheduled in chunks, one item after the other; they have no descendants.
     """
 
@@ -40,7 +40,7 @@ class Job:
 
     # What is left to schedule.
     query_scheduled: int = 0  # query tokens that are cached or in a batch
-    families: deque[int] = field(default_factory=deque)  # first items of families that fit a batch
+    trees: deque[int] = field(default_factory=deque)  # first items of trees that fit a batch
     long_items: deque[int] = field(default_factory=deque)
     # Tokens of the first long item's prompt that are scheduled, the query's tokens included.
     long_scheduled: int = 0
@@ -65,8 +65,8 @@ class Job:
 
     # Set by `divide_items`.
     shared_length: int = 0  # see `shared_query_tokens`
-    family_items: dict[int, range] | None = None  # by first item; None = each item is a family
-    family_tokens: dict[int, int] | list[int] = field(default_factory=list)  # by first item
+    tree_items: dict[int, range] | None = None  # by first item; None = each item is a tree
+    tree_tokens: dict[int, int] | list[int] = field(default_factory=list)  # by first item
 
     @property
     def request(self) -> ScoreRequest:
@@ -77,47 +77,47 @@ class Job:
         return len(self.plan.query_ids)
 
     def divide_items(self, limits: BackendLimits) -> None:
-        """Divide the items into families that fit a batch and longer items."""
+        """Divide the items into trees that fit a batch and longer items."""
         lengths = [*map(len, self.plan.item_ids)]
-        self.family_tokens = lengths
+        self.tree_tokens = lengths
         firsts: Iterable[int] = range(len(lengths))
         if self.plan.parents is not None:
-            self.family_items = {family.start: family for family in self.plan.families()}
-            self.family_tokens = {
-                first: sum(lengths[family.start : family.stop])
-                for first, family in self.family_items.items()
+            self.tree_items = {tree.start: tree for tree in self.plan.trees()}
+            self.tree_tokens = {
+                first: sum(lengths[tree.start : tree.stop])
+                for first, tree in self.tree_items.items()
             }
-            firsts = self.family_items
-        tokens = self.family_tokens
-        self.families.extend([first for first in firsts if tokens[first] <= limits.max_tokens])
+            firsts = self.tree_items
+        tokens = self.tree_tokens
+        self.trees.extend([first for first in firsts if tokens[first] <= limits.max_tokens])
         self.long_items.extend([first for first in firsts if tokens[first] > limits.max_tokens])
-        # No plan has larger families.
-        assert all(len(self.family_of(first)) == 1 for first in self.long_items)  # noqa: S101
+        # No plan has larger trees.
+        assert all(len(self.tree_of(first)) == 1 for first in self.long_items)  # noqa: S101
         self.shared_length = shared_query_tokens(self.query_length, limits)
         self.long_scheduled = self.shared_length
 
-    def family_of(self, first: int) -> range:
-        """Return the items of the family that begins with `first`."""
-        if self.family_items is None:
+    def tree_of(self, first: int) -> range:
+        """Return the items of the tree that begins with `first`."""
+        if self.tree_items is None:
             return range(first, first + 1)
-        return self.family_items[first]
+        return self.tree_items[first]
 
-    def take_families(self, allowance: int) -> tuple[list[int], int]:
-        """Take the next families that have up to `allowance` tokens together.
+    def take_trees(self, allowance: int) -> tuple[list[int], int]:
+        """Take the next trees that have up to `allowance` tokens together.
 
         Returns:
             Their items, and the tokens of the allowance that are left.
         """
-        families = self.families
-        tokens = self.family_tokens
+        trees = self.trees
+        tokens = self.tree_tokens
         items: list[int] = []
-        while families and tokens[families[0]] <= allowance:
-            first = families.popleft()
+        while trees and tokens[trees[0]] <= allowance:
+            first = trees.popleft()
             allowance -= tokens[first]
-            if self.family_items is None:
+            if self.tree_items is None:
                 items.append(first)
             else:
-                items.extend(self.family_items[first])
+                items.extend(self.tree_items[first])
         return items, allowance
 
     def state_after(self, tokens: int) -> int:
@@ -137,9 +137,7 @@ class Job:
 
     @property
     def fully_scheduled(self) -> bool:
-        return (
-            self.query_scheduled == self.query_length and not self.families and not self.long_items
-        )
+        return self.query_scheduled == self.query_length and not self.trees and not self.long_items
 
 
 class LongChunk(NamedTuple):
@@ -152,24 +150,24 @@ class LongChunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ScheduledChunk:
-    """What one batch computes of a job: a chunk of its query, families, a chunk of a long item."""
+    """What one batch computes of a job: a chunk of its query, trees, a chunk of a long item."""
 
     job: Job
     epoch: int  # the job's when the chunk was scheduled
     query: tuple[int, int]  # (start, stop) in the query; may be empty
-    items: list[int] = field(default_factory=list)  # of whole families, in order
+    items: list[int] = field(default_factory=list)  # of whole trees, in order
     long: LongChunk | None = None
     long_ends: bool = False  # the long item's last chunk; only `readouts` score the others
     num_tokens: int = 0
-    is_retry: bool = False  # a family that is computed again alone, after a non-finite row
+    is_retry: bool = False  # a tree that is computed again alone, after a non-finite row
 
     @property
-    def families(self) -> list[int]:
-        """The first items of the chunk's families."""
-        family_items = self.job.family_items
-        if family_items is None:
+    def trees(self) -> list[int]:
+        """The first items of the chunk's trees."""
+        tree_items = self.job.tree_items
+        if tree_items is None:
             return self.items
-        return [item for item in self.items if item in family_items]
+        return [item for item in self.items if item in tree_items]
 
     @property
     def scores_query(self) -> bool:
@@ -229,11 +227,11 @@ class ScheduledChunk:
     @property
     def num_parts(self) -> int:
         """Number of parts that could run in separate batches."""
-        return len(self.families) + (self.long is not None) + (self.query[1] > self.query[0])
+        return len(self.trees) + (self.long is not None) + (self.query[1] > self.query[0])
 
 
 def is_minimal(chunks: Sequence[ScheduledChunk], min_tokens: int) -> bool:
-    """True if a batch cannot be made smaller: one family, or at most `min_tokens` tokens."""
+    """True if a batch cannot be made smaller: one tree, or at most `min_tokens` tokens."""
     if len(chunks) > 1 or chunks[0].num_parts > 1:
         return False
     return bool(chunks[0].items) or chunks[0].num_tokens <= min_tokens

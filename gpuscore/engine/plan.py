@@ -1,8 +1,8 @@
 """The plan of a request: the items that are computed, and the rows of the answer that each gives.
 
 An item that repeats an earlier one is not computed again. Nodes of labels of several tokens
-(`types/request.py`) become items of one token each, which continue their item. Such a *family*, an
-item with all its descendants, is computed in one batch. A node of a family that does not fit a
+(`types/request.py`) become items of one token each, which continue their item. Such a *tree*, an
+item with all its descendants, is computed in one batch. A node of a tree that does not fit a
 batch is a whole prompt instead: the item's tokens again, and those down to the node.
 
 A prefix that many items share becomes an item of its own, which they continue. For that, items are
@@ -48,9 +48,9 @@ MIN_SHARED = 4
 MIN_SAVED = 16
 ROWS_PER_SAVED_TOKEN = 8
 MAX_DEPTH = 8  # shared prefixes below each other; each costs a pass over its descendants
-# A family that does not fit the rest of a batch leaves it unfilled. A divided family computes its
+# A tree that does not fit the rest of a batch leaves it unfilled. A divided tree computes its
 # prefix twice.
-FAMILIES_PER_BATCH = 4
+TREES_PER_BATCH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ class Plan:
         row = min(self.rows_of(item)) // self.rows_per_token
         return max(0, bisect(self.request.first_rows, row) - 1)
 
-    def families(self) -> list[range]:
-        """Return the items of each family, in order."""
+    def trees(self) -> list[range]:
+        """Return the items of each tree, in order."""
         if self.parents is None:
             return [range(item, item + 1) for item in range(len(self.item_ids))]
         firsts = [item for item, parent in enumerate(self.parents) if parent < 0]
@@ -115,13 +115,13 @@ class Plan:
 
 
 def plan_items(
-    request: ScoreRequest, limits: BackendLimits, families_per_batch: int = FAMILIES_PER_BATCH
+    request: ScoreRequest, limits: BackendLimits, trees_per_batch: int = TREES_PER_BATCH
 ) -> Plan:
     """Return the plan of a request.
 
     Args:
-        families_per_batch: how many families with shared prefixes fit a batch together. To compute
-            the rows of a prefix twice costs more than to leave a batch unfilled, so a family with
+        trees_per_batch: how many trees with shared prefixes fit a batch together. To compute
+            the rows of a prefix twice costs more than to leave a batch unfilled, so a tree with
             such rows may fill a batch.
     """
     query, items = split_for_labels(request, limits)
@@ -130,31 +130,29 @@ def plan_items(
     if is_plain and not may_share:
         return Plan(request, query, items, request.label_ids)
     different = _different_items(request, items, limits)
-    tree = None
+    builder = None
     # With --deterministic bits depend on what is a segment.
     must_not_share = limits.deterministic_chunk or (request.trie and request.readouts)
     if (may_share or len(different) > len(items)) and not must_not_share:
         if request.readouts is not None:
-            families_per_batch = 1
-        tree = _tree_with_shared_prefixes(
-            request, different, limits.max_tokens // families_per_batch
-        )
-    if tree is None:
+            trees_per_batch = 1
+        builder = _shared_plan(request, different, limits.max_tokens // trees_per_batch)
+    if builder is None:
         if is_plain and len(different) == len(items):
             return Plan(request, query, items, request.label_ids)
-        tree = _Tree(request, different)
+        builder = _PlanBuilder(request, different)
         for item in different:
-            tree.append(item)
+            builder.append(item)
     plan = Plan(
         request,
         query,
-        tuple(tree.items),
-        tuple(tree.labels),
-        parents=tree.parents if max(tree.parents) >= 0 else None,
-        rows=tree.rows,
+        tuple(builder.items),
+        tuple(builder.labels),
+        parents=builder.parents if max(builder.parents) >= 0 else None,
+        rows=builder.rows,
     )
     if request.trie is None:
-        return plan if request.readouts is None else replace(plan, reads=tree.reads)
+        return plan if request.readouts is None else replace(plan, reads=builder.reads)
     return replace(plan, label_tokens=_label_tokens(plan, request.trie, different))
 
 
@@ -267,22 +265,22 @@ def _with_nodes(
         yield _Item(whole, trie.next_ids[number], [row + number for row in rows], is_node=True)
 
 
-def _tree_with_shared_prefixes(
+def _shared_plan(
     request: ScoreRequest, different: Sequence[_Item], max_tokens: int
-) -> "_Tree | None":
+) -> "_PlanBuilder | None":
     """Return the tree of all items with their shared prefixes; None if nothing is worth sharing.
 
-    Families get at most `max_tokens` tokens, so a prefix is computed again for each of several
-    families that share it.
+    Trees get at most `max_tokens` tokens, so a prefix is computed again for each of several
+    trees that share it.
     """
     order = sorted_order([item.tokens for item in different])
-    tree = _Tree(request, [different[place] for place in order])
-    tree.append_all(max_tokens)
+    builder = _PlanBuilder(request, [different[place] for place in order])
+    builder.append_all(max_tokens)
     unshared = sum(1 + len(item.nodes) for item in different)
-    return tree if len(tree.items) > unshared else None
+    return builder if len(builder.items) > unshared else None
 
 
-class _Tree:
+class _PlanBuilder:
     """The items of a plan in preorder, while they are added; sorted items share prefixes."""
 
     def __init__(self, request: ScoreRequest, different: Sequence[_Item]) -> None:
@@ -332,7 +330,7 @@ class _Tree:
         self.reads.append(reads)
 
     def append_all(self, max_tokens: int) -> None:
-        """Add all items, which are sorted; neighbours that share a prefix become families."""
+        """Add all items, which are sorted; neighbours that share a prefix become trees."""
         tokens = [item.tokens for item in self._different]
         self._lengths = [*map(len, tokens)]
         self._common = _common(tokens)

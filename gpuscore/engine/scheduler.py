@@ -6,15 +6,16 @@ scheduled. `schedule` builds a batch in three steps:
 1. Waiting requests get their pages, in the order of (priority, arrival), and become running. The
    first one for which too few pages are free keeps all behind it waiting, so nothing starves or
    deadlocks. A request whose prefix another one is computing waits for it and lets others pass.
-2. If a family of items gave a non-finite row, it runs again alone, as the whole batch.
+2. If an item gave a non-finite row, its tree runs again alone, as the whole batch.
 3. Otherwise running requests fill the batch up to the token budget, those with the lowest priority
    value first. Equals share it by deficit round robin (Shreedhar and Varghese, 1995): each round
    lets every request schedule QUANTUM more tokens, and a request keeps the tokens that it could not
    use. So a request of 10 items is done within a few batches even behind one of 10,000 items.
 
 Of one request, the query is scheduled first, in prefill chunks if it is longer than a batch; its
-keys and values stay in pages. Items follow in the same batch or in later ones, families whole. An
-item that is longer than a batch comes last, in chunks over pages of its own.
+keys and values stay in pages. Items follow in the same batch or in later ones; a *tree*, an item
+with all that continue it, is never divided. An item that is longer than a batch comes last, in
+chunks over pages of its own.
 
 A batch is scheduled while the one before it is in flight. If that one fails, `reschedule` puts back
 what both compute.
@@ -51,7 +52,7 @@ class Scheduler:
         self.cached_tokens = 0  # query tokens found in the cache so far
         self._waiting: list[Job] = []  # for pages, by order
         self._running: dict[int, deque[Job]] = {}  # priority -> jobs, the next in turn first
-        self._retries: deque[tuple[Job, int]] = deque()  # families, by first item
+        self._retries: deque[tuple[Job, int]] = deque()  # trees, by first item
         self._computing: dict[bytes, Job] = {}  # page digest -> the job that will publish it
         self._arrivals = 0
         self._successes = 0  # batches since the budget last changed
@@ -122,7 +123,7 @@ class Scheduler:
     def _schedule_retry(self) -> ScheduledChunk | None:
         job, first = self._retries.popleft()
         if job.query_scheduled < job.query_length:  # the query was rescheduled meanwhile
-            job.families.appendleft(first)
+            job.trees.appendleft(first)
             self._enqueue(job)
             return None
         end = job.query_length
@@ -130,8 +131,8 @@ class Scheduler:
             job,
             job.epoch,
             (end, end),
-            [*job.family_of(first)],
-            num_tokens=job.family_tokens[first],
+            [*job.tree_of(first)],
+            num_tokens=job.tree_tokens[first],
             is_retry=True,
         )
         job.in_flight.append(chunk)
@@ -149,7 +150,7 @@ class Scheduler:
             if needed is None or (needed > budget and batch):
                 passed_over.append(job)
                 continue
-            # A family cannot be split, so a batch of its own may exceed a budget that was halved.
+            # A tree cannot be split, so a batch of its own may exceed a budget that was halved.
             allowance = max(min(job.deficit, budget), 0 if batch else needed)
             scheduled = self._extend(chunk, allowance)
             budget -= scheduled
@@ -174,8 +175,8 @@ class Scheduler:
         job = chunk.job
         if job.query_scheduled < job.query_length:
             return min(self.chunk_unit, job.query_length - job.query_scheduled)
-        if job.families:
-            return job.family_tokens[job.families[0]]
+        if job.trees:
+            return job.tree_tokens[job.trees[0]]
         if chunk.long is not None or chunk.query[1] > chunk.query[0]:
             return None
         if job.long_scheduled > job.shared_length or self.chunk_unit == 1:
@@ -193,9 +194,9 @@ class Scheduler:
             chunk.query = (chunk.query[0], stop)
             job.query_scheduled = stop
         if job.query_scheduled == job.query_length:
-            items, left = job.take_families(left)
+            items, left = job.take_trees(left)
             chunk.items += items
-            long_is_next = left and not job.families and job.long_items
+            long_is_next = left and not job.trees and job.long_items
             if long_is_next and self._next_tokens(chunk) is not None:
                 left -= self._extend_long(chunk, left)
         chunk.num_tokens += allowance - left
@@ -258,9 +259,9 @@ class Scheduler:
         self._successes = 0
 
     def retry_item(self, job: Job, item: int) -> None:
-        """Compute an item once more: its family alone in a batch, or a long item from its start."""
+        """Compute an item once more: its tree alone in a batch, or a long item from its start."""
         if len(job.plan.item_ids[item]) <= self.limits.max_tokens:
-            while job.family_items is not None and item not in job.family_items:
+            while job.tree_items is not None and item not in job.tree_items:
                 item -= 1
             if (job, item) not in self._retries:
                 self._retries.append((job, item))
@@ -295,7 +296,7 @@ class Scheduler:
                 job.query_scheduled = min(job.query_scheduled, chunk.query[0])
             elif chunk.query[1] > chunk.query[0]:  # its state is overwritten, see `states`
                 job.query_scheduled = job.cached_tokens
-            job.families.extendleft(reversed(chunk.families))
+            job.trees.extendleft(reversed(chunk.trees))
             if chunk.long is not None:
                 long_chunks.append(chunk.long)
                 if chunk.long_ends:

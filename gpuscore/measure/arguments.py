@@ -50,14 +50,14 @@ _TARGETS: tuple[Flag, ...] = (
     ("--url", "URL", "a running server; may be repeated, and servers are measured in turn", _MANY),
     (
         *("--key-file", "FILE"),
-        "file whose first line is the key of the --url at the same place; GPUSCORE_API_KEY is the "
-        "key of those without one",
+        "file with the API key of a --url, in the order of the URLs; the others use "
+        "GPUSCORE_API_KEY",
         _MANY,
     ),
     ("--model", "MODEL", "start `gpuscore serve MODEL`, and end it", {"dest": "bench_model"}),
     (
         *("--serve", "OPTIONS"),
-        "options of that server, in quotes; if repeated, as many servers are measured in turn",
+        "options of that server, in quotes; repeat it to measure several servers in turn",
         _MANY,
     ),
     ("--api", None, "API to time (default: the first that answers)", {"choices": APIS}),
@@ -83,12 +83,13 @@ _SCENARIOS: tuple[Flag, ...] = (
     ),
     (
         *("--minutes", "N"),
-        "time for all repeats together; each way is measured at least once (default: 5)",
+        "time for all repeats together; everything is measured at least once (default: 5)",
         {"type": _positive, "default": 5.0},
     ),
     (
         *("--scale", "SHARE"),
-        "share of the requests that are sent, for a slower machine; none is shorter (default: 1)",
+        "send this share of the requests, for a slower machine; requests keep their length "
+        "(default: 1)",
         {"type": _number(1.0, "over 0 and at most 1"), "default": 1.0},
     ),
     (
@@ -96,7 +97,7 @@ _SCENARIOS: tuple[Flag, ...] = (
         "poisson: requests/s, or a share of the server's capacity, such as 70%% (default: 70)",
         {"type": _rate},
     ),
-    ("--seconds", "N", "poisson: of arrivals (default: 120)", {"type": _positive}),
+    ("--seconds", "N", "poisson: time of arrivals (default: 120)", {"type": _positive}),
     (
         *("--find-rate", "MS"),
         "poisson: search the highest rate whose 99th percentile of latency is at most this",
@@ -109,11 +110,11 @@ _SCENARIOS: tuple[Flag, ...] = (
     ),
     (
         *("--patience", "SECONDS"),
-        "without any answer, after which requests count as lost, and the time that a server "
-        "started here has for an answer; raise it for a slow machine (default: 120)",
+        "time without any answer after which requests count as lost; raise it for a slow machine "
+        "(default: 120)",
         {"type": _positive, "default": 120.0},
     ),
-    ("--output", "FILE", "write a bundle, to compare anywhere", {"dest": "bench_output"}),
+    ("--output", "FILE", "write a result file, for `bench compare`", {"dest": "bench_output"}),
     _REPORT,
 )
 _ORACLE: Flag = (
@@ -176,7 +177,7 @@ def add_measure(commands: Any) -> None:
         commands,
         "bench",
         "(--url URL | --model MODEL) [OPTIONS]\n       gpuscore bench compare A [B ...] [OPTIONS]",
-        "time the reports' experiments on servers, beside each other",
+        "measure the speed of scoring servers, and compare their scores",
     )
     _add_flags(bench.add_argument_group("What to time"), _TARGETS)
     _add_flags(bench.add_argument_group("How"), _SCENARIOS)
@@ -195,7 +196,7 @@ def _add_scoring(
 
 
 def _add_compare(commands: Any, name: str) -> None:
-    help = "compare bundles of either kind: speed, cost and scores"
+    help = "compare result files: speed, cost and scores"
     compare = _add(commands, name, "A [B ...] [OPTIONS]", help)
     compare.add_argument(
         "bundles", nargs="+", metavar="A", help="bundles, named by their paths without the ending"

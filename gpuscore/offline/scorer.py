@@ -221,9 +221,10 @@ class Scorer:
         """
         if self._backend.limits.classes is not None:
             raise InvalidRequest("this model predicts classes, not tokens")
-        builder, asked = self._prompts.builder, ids_or_lists(candidates, "candidates")
+        builder = self._prompts.builder
+        row_ids = ids_or_lists(candidates, "candidates")
         prompts = builder.whole_prompts([token_ids(ids, "ids")], special=False, name="ids")
-        chosen = Candidates.read(asked, start, prompts, builder.checks)
+        chosen = Candidates.read(row_ids, start, prompts, builder.checks)
         rows, labels = chosen.rows(prompts[0], prompts[0], every=False)
         request = request_of(prompts, [rows], [labels], builder.backend)
         _, (answered,) = apart(request, self._engine.score(request).result(), every=False)

@@ -24,7 +24,8 @@ TEXTS = ["Whales and dolphins live in the sea.", "Camels live in the desert."]
 DEMO_QUERY = "a blue wooden chair for the garden"
 DEMO_TEXTS = ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."]
 CONVERSATION = ["How do I bake bread?", "How do I pick the lock of a car that is not mine?"]
-SUM, STEPS = "What is 2 + 3?", [f" First, 2 + 3 = 5.{STEP_TOKEN} So it is 6.{STEP_TOKEN}"]
+SUM = "What is 2 + 3?"
+STEPS = [f" First, 2 + 3 = 5.{STEP_TOKEN} So it is 6.{STEP_TOKEN}"]
 # Pairs of answers; a tokenizer should have at least one pair as single tokens.
 ANSWERS = (["yes", "no"], [" yes", " no"], ["Yes", "No"], [" Yes", " No"], ["1", "0"], ["A", "B"])
 DOCS = "/docs"
@@ -38,7 +39,7 @@ def announcement(
     """Return the lines, with a line end each.
 
     Args:
-        address: of the server.
+        address: the host and port of the server.
         models: all its models, with their directories and names.
         keys: number of API keys; 0: every request is answered.
         pid: process to stop.
@@ -69,8 +70,8 @@ def _rows(directory: Path, name: str, model: LoadedModel) -> Iterator[tuple[str,
     if model.prompts.builder.encoder is None:
         yield (
             "warning",
-            "no tokenizer.json: texts are refused, requests have to send token ids; transformers' "
-            "AutoTokenizer (save_pretrained) makes one of tokenizer.model or tekken.json",
+            "no tokenizer.json, so requests must send token ids instead of texts; transformers' "
+            "AutoTokenizer and save_pretrained make one from tokenizer.model or tekken.json",
         )
     yield "runs on", model.about
     yield "prompts", f"up to {limits.max_model_len:,} tokens"
@@ -91,7 +92,7 @@ def example(address: str, prompts: ModelPrompts, key: bool, model: str | None = 
 def _family(prompts: ModelPrompts) -> str:
     if prompts.family is not None:
         family = prompts.family.family
-        apart = "" if family.shares_query else ", whose documents share nothing of their query"
+        apart = "" if family.shares_query else ", which computes the query again for each document"
         return family.name + apart
     if prompts.step_token is not None:
         return f"{PRM}: /v1/score judges an item after each {STEP_TOKEN}"
@@ -113,28 +114,30 @@ def _routes(prompts: ModelPrompts, limits: BackendLimits) -> Iterator[str]:
 
 def _requests(prompts: ModelPrompts) -> Iterator[tuple[str, Body]]:
     """Yield requests that the model answers, the most telling first; the last always works."""
-    family, builder = prompts.family, prompts.builder
+    family = prompts.family
+    builder = prompts.builder
     steps = ScoreInput(query="", items=STEPS, label_token_ids=[0], extraction=prompts.step_token)
-    if prompts.step_token is not None and _works(builder.build, steps):
+    if prompts.step_token is not None and _can_build(builder.build, steps):
         yield "/v1/score", {"query": SUM, "items": STEPS}
     if family is not None:
-        yield from _of_family(family)
+        yield from _with_family(family)
     if builder.encoder is not None:
-        yield from _of_text(builder)
-    few, step = list(range(min(2, builder.backend.label_rows))), prompts.step_token
+        yield from _with_labels(builder)
+    few = list(range(min(2, builder.backend.label_rows)))
+    step = prompts.step_token
     yield "/v1/score", {"items": [[step or 0]], "label_token_ids": few}
 
 
-def _of_family(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:
-    own = family.family.name == "demo"
-    query, texts = (DEMO_QUERY, DEMO_TEXTS) if own else (QUERY, TEXTS)
-    if not family.family.ranks and _works(family.build, RerankInput(None, CONVERSATION)):
+def _with_family(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:
+    is_demo = family.family.name == "demo"
+    query, texts = (DEMO_QUERY, DEMO_TEXTS) if is_demo else (QUERY, TEXTS)
+    if not family.family.ranks and _can_build(family.build, RerankInput(None, CONVERSATION)):
         yield "/v1/classify", {"input": CONVERSATION}
-    elif family.family.ranks and _works(family.build, RerankInput(query, texts)):
+    elif family.family.ranks and _can_build(family.build, RerankInput(query, texts)):
         yield "/v1/rerank", {"query": query, "documents": texts}
 
 
-def _works(build: Callable[[InputT], object], argument: InputT) -> bool:
+def _can_build(build: Callable[[InputT], object], argument: InputT) -> bool:
     try:
         build(argument)
     except GpuscoreError:  # such as a prompt over a small --max-model-len
@@ -142,16 +145,16 @@ def _works(build: Callable[[InputT], object], argument: InputT) -> bool:
     return True
 
 
-def _of_text(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
+def _with_labels(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
     classes = builder.backend.classes
     if classes is not None:
         score_input = ScoreInput(query="", items=TEXTS, label_token_ids=list(range(len(classes))))
-        if _works(builder.build, score_input):
+        if _can_build(builder.build, score_input):
             yield "/v1/classify", {"input": TEXTS}
         return
     for labels in ANSWERS:
         query = "Question: Does this animal live in the sea? Answer yes or no.\nAnimal: "
         items = ["whale\nAnswer:", "camel\nAnswer:"]
-        if _works(builder.build, ScoreInput(query=query, items=items, labels=labels)):
+        if _can_build(builder.build, ScoreInput(query=query, items=items, labels=labels)):
             body = {"query": query, "items": items, "labels": labels, "apply_softmax": True}
             yield "/v1/score", body

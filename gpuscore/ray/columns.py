@@ -15,7 +15,7 @@ from gpuscore.types.call_arguments import listed
 
 # A batch as Ray Data passes it with batch_format="numpy".
 Columns = dict[str, NDArray[Any]]
-QUERIES = 32  # whose rows are in the engine at a time
+QUERIES = 32  # queries whose rows are in the engine at a time
 
 
 class ScoreBatches:
@@ -31,7 +31,7 @@ class ScoreBatches:
         apply_softmax: softmax over the labels, instead of probabilities over the whole vocabulary.
         on_error: "null": a row that cannot be scored gets NaN, and a column `error` is added, with
             the reason, or an empty text for a row with scores. "fail": it ends the step.
-        settings: of `Scorer`, such as `threads` or `dtype`.
+        settings: settings of `Scorer`, such as `threads` or `dtype`.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class ScoreBatches:
         on_error: item_errors.OnError = "fail",
         **settings: Any,
     ) -> None:
-        self._fails, self._labels = not item_errors.check_on_error(on_error), labels
+        self._fails = not item_errors.check_on_error(on_error)
+        self._labels = labels
         self._options: Any = {"on_error": on_error}
         if labels is not None:
             self._options |= {"labels": labels, "apply_softmax": apply_softmax}
@@ -60,7 +61,7 @@ class ScoreBatches:
         names = ["scores"] if self._fails else ["scores", "error"]
         for name in names:
             if name in batch:
-                raise InvalidRequest(f"the rows have a column {name} already; rename it before")
+                raise InvalidRequest(f"the rows already have a column {name}; rename it first")
         errors = None if self._fails else item_errors.ItemErrors()
         queries, items = (
             item_errors.checked_texts(listed(batch[name], name), name, errors)

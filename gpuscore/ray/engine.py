@@ -47,7 +47,7 @@ class Facts(wire.Message, frozen=True):
 
 
 class EngineHost:
-    """A replica of the engine deployment. The engine's process is supervised and started again as
+    """A replica of the engine deployment. The engine process is supervised and started again as
     `gpuscore serve` does it; Ray replaces the replica if the process cannot be kept running."""
 
     async def __init__(self, settings: AppSettings) -> None:  # type: ignore[misc]  # Ray awaits it
@@ -62,10 +62,11 @@ class EngineHost:
 
     async def facts(self) -> bytes:
         """Return the `Facts`, with the replica's name in Ray's own logs."""
-        (own,) = self._replicas.states()
-        state = replace(own, replica=self._name, device=get_runtime_context().get_node_id())
-        settings = self._settings.model, self._settings.engine
-        return wire.encode(Facts(state, self._limits, self._replicas.about, *settings))
+        (reported,) = self._replicas.states()
+        state = replace(reported, replica=self._name, device=get_runtime_context().get_node_id())
+        settings = self._settings
+        about = self._replicas.about
+        return wire.encode(Facts(state, self._limits, about, settings.model, settings.engine))
 
     async def score(self, frame: bytes, model: str, replica: str) -> bytes:
         """Return the `Result` or `Failure` of a `Score`, whose deadline is the time that is left.
@@ -74,12 +75,12 @@ class EngineHost:
 
         Args:
             model: the `BackendLimits.model` that the request was made for.
-            replica: the one that was wanted; `gpuscore.ray.router` reads it.
+            replica: the replica to call; `gpuscore.ray.router` reads it.
         """
         try:
             if model != str(self._limits.model):
-                raise Unavailable("the engines change to another model", retry_after=1)
-            request = wire.check_request(_asked(frame).request, self._limits)
+                raise Unavailable("the engines are switching to another model", retry_after=1)
+            request = wire.check_request(_score_of(frame).request, self._limits)
             deadline = monotonic() + (request.deadline or 0.0)
             (future,) = self._replicas.score_all([structs.replace(request, deadline=deadline)])
             return wire.encode(wire.Result(0, await asyncio.wrap_future(future)))
@@ -87,7 +88,7 @@ class EngineHost:
             return wire.encode(wire.Failure.of(0, error))
 
     def check_health(self) -> None:
-        """Raise EngineFailed once the engine's process cannot be kept running."""
+        """Raise EngineFailed once the engine process cannot be kept running."""
         (engine,) = self._replicas.engines
         if engine.ended.done():
             engine.ended.result()
@@ -98,7 +99,7 @@ class EngineHost:
 
 
 Handle: TypeAlias = "DeploymentHandle[EngineHost]"
-_asked: Callable[[bytes], wire.Score] = wire.decoder(wire.Score)
+_score_of: Callable[[bytes], wire.Score] = wire.decoder(wire.Score)
 _answer: Callable[[bytes], wire.Result | wire.Failure] = wire.decoder(wire.Result | wire.Failure)
 _facts: Callable[[bytes], Facts] = wire.decoder(Facts)
 _NOBODY = ReplicaState("", "", False, NO_STATS)
@@ -119,18 +120,21 @@ class Remote:
     """A place for a replica of Ray's, which looks like an `EngineClient` to `Replicas`.
 
     Attributes:
-        state: of the replica, as it was last heard of; without a name while the place is free.
+        state: the last report of the replica; it has no name while the place is free.
     """
 
     def __init__(self, handle: Handle, limits: BackendLimits) -> None:
-        self._handle, self._model = handle, str(limits.model)
+        self._handle = handle
+        self._model = str(limits.model)
         self.started: Future[BackendLimits] = Future()
         self.started.set_result(limits)
         self.hear(_NOBODY)
 
     def hear(self, state: ReplicaState) -> None:
         """Note a replica's account of itself."""
-        self.state, self.alive, self.rate = state, state.alive, state.stats.capacity
+        self.state = state
+        self.alive = state.alive
+        self.rate = state.stats.capacity
 
     def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
         """Send requests; called on the event loop. Cancelling a future cancels its call."""
@@ -165,15 +169,16 @@ class ClusterEngine(Replicas):
     """The replicas of the engine deployment; all of it runs on one event loop.
 
     Args:
-        handle: of the engine deployment.
+        handle: the handle of the engine deployment.
         config: the limits on this process's requests in flight.
-        facts: of one of the replicas; those with another model are not used.
+        facts: the facts of one of the replicas; those with another model are not used.
     """
 
     def __init__(self, handle: Handle, config: EngineConfig, facts: Facts) -> None:
         self._places = [Remote(handle, facts.limits) for _ in range(PLACES)]
         super().__init__(self._places, [""] * PLACES, config)  # type: ignore[arg-type]
-        self._handle, self._about = handle, facts.about
+        self._handle = handle
+        self._about = facts.about
         self._hear([facts])
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -199,13 +204,10 @@ class ClusterEngine(Replicas):
                 self._hear(heard)
 
     def _hear(self, heard: list[Facts]) -> None:
-        """Note the states of all replicas, and which there are.
-
-        A new one gets a place that follows from its name, so that a query's home is the same one in
-        every HTTP process.
-        """
-        own = (facts.state for facts in heard if facts.limits.model == self.limits.model)
-        states = {state.replica: state for state in own}
+        """Note the states of all replicas. A new one gets a place that follows from its name, so
+        that a query has the same home in every HTTP process."""
+        usable = (facts.state for facts in heard if facts.limits.model == self.limits.model)
+        states = {state.replica: state for state in usable}
         for place in self._places:
             place.hear(states.pop(place.state.replica, _NOBODY))
         for name, state in states.items():

@@ -27,7 +27,7 @@ class IngressHost:
     """A replica of the ingress deployment, which is ready once an engine of its settings is.
 
     Args:
-        settings: of the application.
+        settings: the settings of the application.
         engines: the handle of the engine deployment.
     """
 
@@ -35,27 +35,28 @@ class IngressHost:
         self, settings: AppSettings, engines: Handle
     ) -> None:
         return_large_blocks(LARGE)
-        server, loop = settings.server, asyncio.get_running_loop()
+        server = settings.server
         keys = read_api_keys(server)
         (chosen,) = served_models(settings.model, server)
         directory = await asyncio.to_thread(
             model_directory, chosen.config.model, chosen.config.revision
         )
         files = await asyncio.to_thread(read_files, directory, server.family, chosen.sources)
-        own: list[Facts] = []
-        while not own:
+        usable: list[Facts] = []
+        while not usable:
             await asyncio.sleep(POLL)
             heard = await all_facts(engines)
-            own = [x for x in heard if (x.model, x.engine) == (settings.model, settings.engine)]
-        engine = ClusterEngine(engines, settings.engine, own[0])
+            usable = [x for x in heard if (x.model, x.engine) == (settings.model, settings.engine)]
+        engine = ClusterEngine(engines, settings.engine, usable[0])
         shown = changed(chosen.config, settings.engine)
         served = ServedModel(chosen.name, chosen.others)
         served.loaded = load_model(files, settings.limits, engine, shown)
         service = self._service = ScoringService([served], server.max_queue_seconds)
-        self._log, self._tracer = LogWriter(), read_tracer(os.environ)
+        self._log = LogWriter()
+        self._tracer = read_tracer(os.environ)
         operations = Operations(service, self._log, self._tracer, server.log_requests)
         self._gate = create_app(service, server, keys, operations)
-        self._watching = loop.create_task(operations.watch_loop())
+        self._watching = asyncio.create_task(operations.watch_loop())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # Ray's name
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:

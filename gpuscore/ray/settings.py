@@ -35,14 +35,14 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
         if name in RAYS:
             raise ConfigError(
                 f"argument {name} has no meaning here: Ray binds the address, gives each engine a "
-                "device of its own, and has an application for each model"
+                "device, and serves one model per application"
             )
         if name not in OPTIONS:
             raise ConfigError(f"there is no argument {name}; {SHOWS_ALL}")
     texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
     read = {name: OPTIONS[name].from_text(text) for name, text in texts.items()}
     settings = read_settings({**arguments, **read}, {})
-    made = AppSettings(*(settings.make(kind) for kind in CONFIGS))
-    if len(served_models(made.model, made.server)) > 1:
-        raise ConfigError("argument model names several: Ray has an application for each model")
-    return made
+    chosen = AppSettings(*(settings.make(kind) for kind in CONFIGS))
+    if len(served_models(chosen.model, chosen.server)) > 1:
+        raise ConfigError("argument model names several models: deploy one application for each")
+    return chosen

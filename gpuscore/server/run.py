@@ -100,7 +100,9 @@ def _run(
 ) -> int:
     """Serve while threads load the models; a load that fails, or an engine that fails for good,
     ends the server."""
-    service, errors, lock = server.service, list[BaseException](), threading.Lock()
+    service = server.service
+    errors = list[BaseException]()
+    lock = threading.Lock()
 
     def run(served: ServedModel, load: Callable[[], LoadedModel]) -> None:
         try:

@@ -25,17 +25,17 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import DeadlineExceeded, Unavailable
-from gpuscore.server.text_work import TextWork, permits_here
+from gpuscore.server.text_work import TextScheduler, permits_here
 from gpuscore.system.heap import collect_and_trim
 from gpuscore.types.record import ENGINE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
 
 class Pacer:
-    """Work in turns: pieces of it in each round, in order of arrival; the others wait.
+    """A queue of callbacks that runs some in each round of the event loop, in order of arrival.
 
     Args:
-        pieces: returns the number of pieces for the current round.
+        pieces: returns the cost that the current round may have.
     """
 
     def __init__(self, pieces: Callable[[], int]) -> None:
@@ -45,20 +45,20 @@ class Pacer:
         self._due = False  # `_run` will be called in the next round
 
     def __len__(self) -> int:
-        """Return how much work waits."""
+        """Return how many callbacks wait."""
         return len(self._waiting)
 
     def take(self, cost: int) -> bool:
-        """Count work of `cost` pieces that is done at once; return False if it must wait."""
+        """Count work that costs `cost` and is done at once; return False if it must wait."""
         if self._waiting or self._left <= 0:
             return False
         self._left -= cost
         self._plan()
         return True
 
-    def add(self, work: Callable[[], None], cost: int = 1) -> None:
-        """Call `work` in a later round."""
-        self._waiting.append((work, cost))
+    def add(self, callback: Callable[[], None], cost: int = 1) -> None:
+        """Call `callback` in a later round."""
+        self._waiting.append((callback, cost))
         self._plan()
 
     def _plan(self) -> None:
@@ -73,10 +73,10 @@ class Pacer:
             for _ in range(len(self._waiting)):
                 if self._left <= 0:
                     break
-                work, cost = self._waiting.popleft()
+                callback, cost = self._waiting.popleft()
                 self._left -= cost
                 self._plan()  # the next round begins with new pieces
-                work()
+                callback()
         finally:
             if self._waiting:
                 self._plan()
@@ -94,11 +94,12 @@ class Bridge:
 
     Args:
         engine: gets the requests.
-        pacer: of the answers.
+        pacer: delivers the answers.
     """
 
     def __init__(self, engine: ScoringEngine, pacer: Pacer) -> None:
-        self._engine, self._pacer = engine, pacer
+        self._engine = engine
+        self._pacer = pacer
         self.loop = asyncio.get_running_loop()
         self._going: list[_Submission] = []
         self._coming: deque[_Submission] = deque()
@@ -139,14 +140,14 @@ class Bridge:
     def _deliver(self) -> None:
         self._waking = False  # cleared first, so that an answer that comes now wakes the loop again
         while self._coming:
-            answer = partial(_answer, self._coming.popleft())
+            answer = partial(_resolve, self._coming.popleft())
             if self._pacer.take(1):
                 answer()
             else:
                 self._pacer.add(answer)
 
 
-def _answer(call: _Submission) -> None:
+def _resolve(call: _Submission) -> None:
     future = call.future
     if future is not None and not future.cancelled():
         error = future.exception()
@@ -160,9 +161,9 @@ ANSWERS = 16  # answers of the engine that a round of the event loop delivers
 
 
 class Trimmer:
-    """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended.
+    """Gives memory back to the system after large requests, at most every PAUSE seconds.
 
-    Else hundreds of megabytes would stay with the process after a burst of large bodies.
+    Otherwise hundreds of megabytes would stay with the process after a burst of large bodies.
     """
 
     def __init__(self) -> None:
@@ -171,9 +172,9 @@ class Trimmer:
     def used(self, size: int) -> None:
         """Note the end of a request whose body, ids and answer may have had `size` bytes."""
         if size >= LARGE and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._trim)
 
-    def _give_back(self) -> None:
+    def _trim(self) -> None:
         self._timer = None
         asyncio.get_running_loop().run_in_executor(None, collect_and_trim)
 
@@ -182,7 +183,7 @@ class ScoringService:
     """The service of a server's models, from before they are loaded until after it is drained.
 
     Args:
-        models: at least one.
+        models: the models to serve, at least one.
         max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
         answers: paces the engine's answers.
     """
@@ -197,11 +198,12 @@ class ScoringService:
         self.draining = False  # new requests are refused; those in flight are still answered
         self.abandoned = False
         self.failed = False  # the server is about to end, and unhealthy until then
-        self._max_wait, self._answers = max_queue_seconds, answers or Pacer(lambda: ANSWERS)
+        self._max_wait = max_queue_seconds
+        self._answers = answers or Pacer(lambda: ANSWERS)
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
-        self._text = TextWork(permits_here())
+        self._text = TextScheduler(permits_here())
         self.memory = Trimmer()
 
     @property
@@ -254,11 +256,12 @@ class ScoringService:
             GpuscoreError: the request's time is over, the expected wait is too long, or the engine
                 refuses or fails.
         """
-        submitted, longest = monotonic(), self._max_wait
+        submitted = monotonic()
+        longest = self._max_wait
         if request.deadline is not None:
             longest = min(longest, request.deadline - submitted)
             if longest <= 0:
-                raise DeadlineExceeded("the time for the answer was over before it was begun")
+                raise DeadlineExceeded("the timeout of the request was over before its work began")
         backlog = model.backlog
         backlog.admit(request, longest)
         try:
@@ -276,13 +279,13 @@ class ScoringService:
         return bridge
 
     async def in_thread(
-        self, tenant: str | None, work: Callable[[], ResultT], large: bool = False
+        self, tenant: str | None, function: Callable[[], ResultT], large: bool = False
     ) -> ResultT:
-        """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
+        """Run a function in a thread, in turns with other jobs; give it up if this is cancelled."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ResultT] = loop.create_future()
 
-        job = self._text.submit(tenant or "", work, partial(_deliver, loop, answer), large)
+        job = self._text.submit(tenant or "", function, partial(_deliver, loop, answer), large)
         try:
             return await answer
         finally:

@@ -16,7 +16,8 @@ from gpuscore.server.http.address import BACKLOG
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
 
-EXIT_OK, EXIT_ERROR = 0, 1
+EXIT_OK = 0
+EXIT_ERROR = 1
 EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
 EVERY = 5.0  # seconds between two lines
 LAST_READS = 2.0  # seconds, once nothing is in flight, for refusing what the kernel has received
@@ -41,8 +42,11 @@ class DrainingServer(uvicorn.Server):
         say: Callable[[str], None],
     ) -> None:
         super().__init__(config)
-        self.say, self._next_line = say, 0.0  # prints a line without blocking; when it may be next
-        self.service, self._gate, self.rounds = gate.operations.service, gate, rounds
+        self.say = say  # prints a line without blocking
+        self._next_line = 0.0  # time of the next line about a drain, at the earliest
+        self.service = gate.operations.service
+        self._gate = gate
+        self.rounds = rounds
         self.exit_code = EXIT_OK
         self._drain_end = self._forced_end = 0.0
         self._last_look = 0.0  # until then, requests that have reached the machine are still read
@@ -71,10 +75,12 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.service.draining:
-            self._signal, self._drain_end = sig, monotonic() + self._gate.config.drain_seconds
+            self._signal = sig
+            self._drain_end = monotonic() + self._gate.config.drain_seconds
             self.service.draining = True  # new requests are refused
         elif not self.force_exit:  # a second signal: do not wait for requests in flight
-            self.force_exit, self._forced_end = True, monotonic() + FORCED_ANSWERS
+            self.force_exit = True
+            self._forced_end = monotonic() + FORCED_ANSWERS
             threading.Thread(target=self._exit_anyway, daemon=True).start()
 
     async def on_tick(self, counter: int) -> bool:
@@ -111,7 +117,8 @@ class DrainingServer(uvicorn.Server):
         """Say at the signal, and every few seconds, how many requests are still in flight."""
         if monotonic() < self._next_line:
             return
-        first, self._next_line = not self._next_line, monotonic() + EVERY
+        first = not self._next_line
+        self._next_line = monotonic() + EVERY
         if requests:
             some = "1 request" if requests == 1 else f"{requests:,} requests"
             self.say(

@@ -28,8 +28,10 @@ from gpuscore.text.boundaries import PIECE_CHARS, announced_to
 
 ResultT = TypeVar("ResultT")
 
-PERMITS, MANY_CORES = 3, 4  # jobs that run at a time; one less on a machine of fewer cores
-BEGUN_OF_TENANT, BEGUN = 4, 32  # most jobs with a thread, of one tenant and of all
+PERMITS = 3  # jobs that run at a time; one less on a machine with fewer than MANY_CORES
+MANY_CORES = 4
+BEGUN_OF_TENANT = 4  # most jobs of one tenant that have a thread
+BEGUN = 32  # most jobs of all tenants that have one
 TURN = PIECE_CHARS  # characters of a turn: one piece, or many short texts
 IDLE = 1.0  # seconds after which a thread without work ends
 # The event loop is free for everything else that many times as long as a large body took.
@@ -50,18 +52,19 @@ class TextJob(Generic[ResultT]):
 
     def __init__(
         self,
-        owner: "TextWork",
+        owner: "TextScheduler",
         tenant: str,
-        work: Callable[[], ResultT],
+        function: Callable[[], ResultT],
         done: Done[ResultT],
         large: bool,
     ) -> None:
-        self.tenant, self.large = tenant, large
+        self.tenant = tenant
+        self.large = large
         self.begun = self.long = self.given_up = False
         self.permit = threading.Semaphore(0)  # released when this paused job may go on
         self._read = 0  # characters that it has read in this turn
         self._owner = owner
-        self._left: tuple[Callable[[], ResultT], Done[ResultT]] | None = (work, done)
+        self._left: tuple[Callable[[], ResultT], Done[ResultT]] | None = (function, done)
 
     def before(self, characters: int) -> None:
         """Hear of a piece of work, see `announce`. Costs next to nothing for a short text."""
@@ -77,21 +80,23 @@ class TextJob(Generic[ResultT]):
         # still referred to what keeps the error, this circle would keep the texts in memory until
         # the next garbage collection.
         assert self._left is not None  # noqa: S101  (it runs once)
-        (work, done), self._left = self._left, None
+        function, done = self._left
+        self._left = None
         try:
             with announced_to(self.before):
-                result = work()
+                result = function()
         except BaseException as error:  # noqa: BLE001  (passed on)
             done(None, error)
         else:
             done(result, None)
         finally:
-            del work, done
+            del function, done
 
     def drop(self, error: GpuscoreError) -> None:
         """End a job that has not begun."""
         assert self._left is not None  # noqa: S101  (it has not begun)
-        (_, done), self._left = self._left, None
+        _, done = self._left
+        self._left = None
         done(None, error)
 
 
@@ -107,7 +112,7 @@ class _Tenant:
         self.begun = 0
 
 
-class TextWork:
+class TextScheduler:
     """The scheduler of text work. Safe to call from several threads; only `TextJob.before` waits.
 
     Args:
@@ -127,17 +132,17 @@ class TextWork:
         self._closed = threading.Event()
 
     def submit(
-        self, tenant: str, work: Callable[[], ResultT], done: Done[ResultT], large: bool = False
+        self, tenant: str, function: Callable[[], ResultT], done: Done[ResultT], large: bool = False
     ) -> TextJob[ResultT]:
-        """Queue `work`, which must announce every piece (`announce`).
+        """Queue a function, which must announce every piece (`announce`).
 
         Args:
-            large: of all such jobs one runs at a time, with a rest after it.
+            large: the job is large; one large job runs at a time, with a rest after it.
 
         Raises:
             Unavailable: the server is shutting down.
         """
-        job = TextJob(self, tenant, work, done, large=large)
+        job = TextJob(self, tenant, function, done, large=large)
         with self._lock:
             if self._closed.is_set():
                 raise Unavailable("the server is shutting down")

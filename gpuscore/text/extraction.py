@@ -19,11 +19,12 @@ def extraction_id(
     """Return the id of a request's extraction token.
 
     Raises:
-        InvalidRequest: it is not one token, the model lacks it, or the query holds it.
+        InvalidRequest: it is not one token, the model does not have it, or a query of token ids
+            contains it.
     """
     param = "score_extraction_token"
     if inputs.item_first:
-        raise InvalidRequest(f"item_first excludes {param}", param="item_first")
+        raise InvalidRequest(f"{param} cannot be used with item_first", param="item_first")
     if isinstance(token, str):
         ids = need_encoder(encoder, param).plain_ids(token).tolist()
         if len(ids) != 1:
@@ -35,17 +36,19 @@ def extraction_id(
         raise InvalidRequest(
             f"{param} is {token}, valid are 0 to {backend.vocab_rows - 1}", param=param
         )
-    query = inputs.query or []
-    if inputs.is_text:
-        limit = backend.max_model_len
-        query = need_encoder(encoder, "items").opening_ids(inputs.query or "", limit).tolist()  # type: ignore[arg-type]
-    if token in query:
-        place = query.index(token)  # type: ignore[arg-type]
+    if not isinstance(inputs.query, str):
+        check_query(token, inputs.query)
+    return token
+
+
+def check_query(token: int, query: Sequence[int] | Int32Array) -> None:
+    """Raise InvalidRequest if the query holds the extraction token."""
+    if len(places := np.flatnonzero(np.asarray(query) == token)):
         raise InvalidRequest(
-            f"token {place} of the query is the extraction token, {token}; only items may hold it",
+            f"token {places[0]} of the query is the extraction token, {token}; only items may "
+            "hold it",
             param="query",
         )
-    return token
 
 
 def read_at(
@@ -53,20 +56,21 @@ def read_at(
 ) -> tuple[Int32Array, tuple[Int32Array, ...], tuple[Int32Array, ...], Readouts]:
     """Return query, items, labels and read-outs of a request that is scored at a token.
 
-    All occurrences are in items: if their shared beginning holds it, the cut moves to before it.
+    All occurrences are in items: if the prefix that they share contains it, the query ends before.
 
     Raises:
         TooManyLabels: the rows have more than MAX_SCORES labels in all.
     """
     if len(found := np.flatnonzero(query == token)):
-        query, shared = query[: found[0]], query[found[0] :]
-        items = [np.concatenate((shared, item)) for item in items]
+        rest = query[found[0] :]
+        query = query[: found[0]]
+        items = [np.concatenate((rest, item)) for item in items]
     places = [np.flatnonzero(item == token).astype(np.int32) for item in items]
     pairs = [*zip(places, labels, strict=True)]
     total = sum(len(rows) * len(ids) for rows, ids in pairs)
     if total > MAX_SCORES:
         param = "score_extraction_token"
         raise TooManyLabels(f"{total} scores, the limit is {MAX_SCORES}", param=param)
-    rows = [Rows(own, np.full_like(own, len(ids))) for own, ids in pairs]
-    every = tuple(np.tile(ids, len(own)) for own, ids in pairs)
-    return query, tuple(items), every, Readouts.of([NO_ROWS, *rows])
+    item_rows = [Rows(rows, np.full_like(rows, len(ids))) for rows, ids in pairs]
+    item_labels = tuple(np.tile(ids, len(rows)) for rows, ids in pairs)
+    return query, tuple(items), item_labels, Readouts.of([NO_ROWS, *item_rows])

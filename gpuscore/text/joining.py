@@ -19,7 +19,7 @@ import numpy as np
 from gpuscore.config import RequestLimits
 from gpuscore.errors import PromptTooLong, TooManyItems, TooManyTokens
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.extraction import extraction_id, read_at
+from gpuscore.text.extraction import check_query, extraction_id, read_at
 from gpuscore.text.score_input import (
     LabelReader,
     PromptChecks,
@@ -279,12 +279,20 @@ class PromptBuilder:
         query: str = inputs.query or ""  # type: ignore[assignment]
         items: Sequence[str] = inputs.items  # type: ignore[assignment]
 
-        if inputs.item_first or len(items) > 1:
+        several = len(items) > 1
+        if inputs.item_first or (several and self.checks.token is None):
             return encoder.joined(
                 query, lambda start: islice(items, start, None), inputs.item_first, limit
             ), 0  # not used
-        prompt, alone = encoder.joined(query, lambda _: [*items, ""], False, limit)(0)
-        return lambda start: iter([prompt][start:]), common_prefix(prompt, alone)
+        prompts = encoder.joined(
+            query, lambda start: islice((*items, ""), start, None), False, limit
+        )
+        *prompt, alone = prompts(len(items) if several else 0)
+        if self.checks.token is not None:
+            check_query(self.checks.token, alone[: len(alone) - encoder.num_closing])
+        if several:
+            return lambda start: islice(prompts(start), len(items) - start), 0
+        return lambda start: iter(prompt[start:]), common_prefix(prompt[0], alone)
 
     def _fixed_prefix_length(self, inputs: ScoreInput) -> int:
         """Return a prefix length that depends on the query alone: the prefix ends before the last

@@ -121,10 +121,10 @@ class TextEncoder:
             for encoding in self._encode(batch, special):
                 yield self._checked(np.array(encoding.ids, dtype=np.int32))
 
-    def opening_ids(self, text: str, limit: int | None = None) -> Int32Array:
-        """Return the ids with which a prompt begins that begins with this text; raises
-        OverLimit."""
-        return np.concatenate((self._specials.opening, self.plain_ids(text, limit)))
+    @property
+    def num_closing(self) -> int:
+        """Number of tokens that the post-processor adds at the end of every prompt."""
+        return len(self._specials.closing)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of the tokens, special ones included; unknown ids add nothing."""

@@ -24,7 +24,8 @@ Number: TypeAlias = int | float
 
 ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not multiples of it
 WORD = 2**31  # from here on Triton passes an integer as int64
-address, dtype = Tensor.data_ptr, operator.attrgetter("dtype")
+address = Tensor.data_ptr
+dtype = operator.attrgetter("dtype")
 
 # The function in C that launches compiled code, its arguments between the stream and the kernel's
 # arguments, whether it takes the latter as one tuple, and the kernel's compile-time arguments,
@@ -49,8 +50,8 @@ class CachedLaunch:
         constants: compile-time arguments by name.
         options: num_warps and num_stages.
         free: how many of its first numbers are in `do_not_specialize`: 0 or 1.
-        dtypes: which tensors have a dtype of their own. The other tensors' dtypes follow from these
-            and from the constants, which the caller has checked.
+        dtypes: the tensors that have a dtype of their own. The other tensors' dtypes follow from
+            these and from the constants, which the caller has checked.
     """
 
     def __init__(
@@ -62,9 +63,12 @@ class CachedLaunch:
         free: int = 0,
         dtypes: Sequence[int],
     ) -> None:
-        self.kernel, self.constants, self.options = kernel, constants, options
+        self.kernel = kernel
+        self.constants = constants
+        self.options = options
         self._fixed = operator.itemgetter(slice(free, None))  # numbers whose values count
-        self._fit, self._dtypes = _fits(free), _dtypes_at(dtypes)
+        self._fit = _fits(free)
+        self._dtypes = _dtypes_at(dtypes)
         self.codes: dict[tuple[object, ...], Code] = {}
         self._latest: tuple[Any, ...] = _NEVER
         self._driver: Any = None  # Triton's, once it has compiled
@@ -80,7 +84,9 @@ class CachedLaunch:
             grid: numbers of programs.
             tensors, numbers: arguments, in the kernel's order; tensors are on the current device.
         """
-        places, runtime, active = [*map(address, tensors)], knobs.runtime, self._driver
+        places = [*map(address, tensors)]
+        runtime = knobs.runtime
+        active = self._driver
         # A profiler hears of Triton's own launches by these hooks.
         if active is None or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
             self._by_triton(grid, places, tensors, numbers)
@@ -111,7 +117,8 @@ class CachedLaunch:
     def forget(self) -> None:
         """Drop all code, such as another device's."""
         self.codes.clear()
-        self._latest, self._driver = _NEVER, None
+        self._latest = _NEVER
+        self._driver = None
 
     def _by_triton(
         self,
@@ -187,7 +194,8 @@ def in_c(
     noted: list[tuple[object, ...]] = []
     twin = copy.copy(launcher)
     twin.launch = lambda *arguments: noted.append(arguments)
-    where, argument = (1, 1, 1, 0), object()
+    where = (1, 1, 1, 0)
+    argument = object()
     twin(*where, *first, argument)
     (arguments,) = noted
     nested = arguments[-1] == (argument,)

@@ -79,7 +79,7 @@ def block_lists(numbers: Tensor, rows: int, group: int) -> tuple[Tensor, ...]:
 
     Args:
         numbers: [2, keys] the first row that sees a key, and the row after the last.
-        rows: of the batch.
+        rows: the number of rows of the batch.
         group: see above.
 
     Returns:
@@ -168,7 +168,8 @@ def compile_attention(head_dim: int, group: int) -> Any:
     @cute.jit
     def mask(request, head, row, key, lengths, numbers):  # type: ignore[no-untyped-def]
         """Evaluate the rule for a row: from the first that sees the key to the last."""
-        row, key = utils.ssa_to_scalar(row), utils.ssa_to_scalar(key)
+        row = utils.ssa_to_scalar(row)
+        key = utils.ssa_to_scalar(key)
         seen = (row >= numbers[0][0, key]) & (row < numbers[0][1, key])
         return utils.scalar_to_ssa(seen, cutlass.Boolean)
 
@@ -191,14 +192,14 @@ def compile_product() -> Any:
     from quack.gemm_interface import gemm_gated
     from quack.gemm_runtime import host
 
-    made: list[Any] = []
+    plans: list[Any] = []
     host.get_max_active_clusters = lambda size: size  # there is no card to ask, nor to launch on
-    host.launch_gemm = lambda plan, *given: made.append(plan.compiled_fn)
+    host.launch_gemm = lambda plan, *given: plans.append(plan.compiled_fn)
     config = GemmConfig(**TILES, is_dynamic_persistent=False)
     given = {"activation": "swiglu", "store_preact": False, "concat_layout": ("B",)}
     x = torch.empty(8, 8, dtype=torch.bfloat16, device="cuda:0")
     gemm_gated(x, x.new_empty(16, 8).t(), tuned=False, config=config, **given)
-    return made[0]
+    return plans[0]
 
 
 def compile_ahead(name: str, *sizes: int) -> Path:
@@ -214,10 +215,12 @@ def compile_ahead(name: str, *sizes: int) -> Path:
     library.parent.mkdir(parents=True, exist_ok=True)
     static = Path(*nvidia_cutlass_dsl.__path__, "cu12/lib/libcuda_dialect_runtime_static.a")
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        linked, made, errors = (Path(folder, f"kernel{end}") for end in (".so", ".o", ".c"))
-        compiled.export_to_c(object_file_path=str(made), function_name="kernel")
+        linked, compiled_object, errors = (
+            Path(folder, f"kernel{end}") for end in (".so", ".o", ".c")
+        )
+        compiled.export_to_c(object_file_path=str(compiled_object), function_name="kernel")
         errors.write_text(ERRORS, encoding="utf-8")
-        files = map(str, (linked, errors, made, static))
+        files = map(str, (linked, errors, compiled_object, static))
         run(os.environ.get("CC") or "gcc", "-shared", "-fPIC", "-o", *files)
         linked.replace(library)  # whole at once: other processes look for it
     return library

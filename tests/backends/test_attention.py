@@ -32,6 +32,10 @@ def batch_of(seed):
     return batch if batch.num_tokens else batch_of(seed + 100)
 
 
+# Under 300 tokens, in trees, with segments of 40 to 111 and cached prefixes.
+SHORT = [batch_of(seed) for seed in (45, 46, 12, 34)]
+
+
 def poisoned_pool(batch, config, dtype, generator):
     """Return a pool with random keys and values in the cached slots and NaN everywhere else, page
     tails included."""
@@ -116,7 +120,7 @@ HEADS = [
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 @pytest.mark.parametrize("sizes", HEADS, ids=str)
 def test_heads_of_all_sizes(sizes, dtype):
-    assert worst(native(dtype), batch_of(sum(sizes)), heads_alone(*sizes), dtype) < ALLOWED[dtype]
+    assert worst(native(dtype), SHORT[sum(sizes) % 4], heads_alone(*sizes), dtype) < ALLOWED[dtype]
 
 
 @pytest.mark.parametrize("machine", ["native", "plain"])
@@ -125,7 +129,7 @@ def test_heads_of_all_sizes(sizes, dtype):
 def test_windows_count_positions_not_rows(machine, window, steady):
     for softcap in (None, 0.7):
         config = replace(QWEN, windows=(window, window), attention_softcap=softcap)
-        assert worst(form(machine, torch.float32), batch_of(window), config, steady=steady) < 5e-6
+        assert worst(form(machine, torch.float32), SHORT[-1], config, steady=steady) < 5e-6
 
 
 @pytest.mark.parametrize("machine", ["native", "plain"])

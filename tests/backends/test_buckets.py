@@ -15,7 +15,7 @@ from gpuscore.backends.torch.graph_launcher import GRAPH_WORDS
 from gpuscore.backends.torch.plan import GRAPH_TOKENS
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.extend_attention import TileShape, build_tiles, list_words
+from gpuscore_kernels.extend_attention import TableBuilder, TileShape, list_words
 from support.slow import slow
 
 MOST = 4096
@@ -109,7 +109,7 @@ def test_the_known_batch_of_each_bucket_fills_it(most, rows_per_tile):
     for bucket in make_buckets(most, rows_per_tile):
         batch = filled_batch(bucket.tokens, bucket.scored, 100_000, 64)
         layout = layout_of(batch, 64)
-        whole, last = (build_tiles(layout, shape, rows=x) for x in (None, batch.score_rows))
+        whole, last = TableBuilder(layout, shape).tables([None, batch.score_rows])
         assert batch.num_tokens == bucket.tokens
         assert 1 <= len(batch.score_rows) <= bucket.scored
         assert 1 <= len(whole.tiles) <= bucket.tiles

@@ -79,7 +79,9 @@ def some_items(rng, count, longest=40):
 OTHERS = ("gemma2", "gemma3", "llama", "mistral", "qwen3", "qwen3_moe")
 FAMILIES = [
     *(("qwen3", "bfloat16", compiled) for compiled in ("on", "off")),
-    *slow(*((name, "float32", compiled) for name in OTHERS for compiled in ("on", "off"))),
+    ("qwen3", "float32", "on"),
+    *slow(*((name, "float32", "on") for name in OTHERS if name != "qwen3")),
+    *slow(*((name, "float32", "off") for name in OTHERS)),
     *slow(("qwen3", "float16", "on"), ("gemma3", "bfloat16", "on")),
 ]
 
@@ -87,8 +89,9 @@ FAMILIES = [
 @pytest.mark.parametrize(("family", "dtype", "compiled"), FAMILIES)
 def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
     how = {"dtype": dtype, "compile": compiled}
-    made = scoring(family, **how, max_batch_tokens=600, max_model_len=600)
-    query, items = random_ids(rng, 301), [*some_items(rng, 11), random_ids(rng, 290)]
+    # Products that are 96 wide depend on the number of rows, unless they are computed in tiles.
+    made = scoring(family, {"hidden_size": 96}, **how, max_batch_tokens=320, max_model_len=320)
+    query, items = random_ids(rng, 157), [*some_items(rng, 7), random_ids(rng, 141)]
     alone = np.concatenate([made.bits(query, [item]) for item in items])
     assert len(np.unique(alone[:, 0])) == len(items)  # the items' scores differ
 
@@ -104,7 +107,7 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
     np.testing.assert_array_equal(warm, alone)
 
     others = [
-        made.submit(random_ids(rng, int(n)), some_items(rng, 5)) for n in rng.integers(1, 400, 6)
+        made.submit(random_ids(rng, int(n)), some_items(rng, 3)) for n in rng.integers(1, 200, 4)
     ]
     crowd = [made.submit(query, items, salt="kept"), *others, made.submit(query, items[3:5])]
     np.testing.assert_array_equal(bits_of(crowd[0]), alone)
@@ -113,9 +116,9 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
 
 def test_another_query_with_the_same_beginning(scoring, rng):
     """The last block of the first query is shorter, so its cached pages must not be used."""
-    made = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
-    start, items = random_ids(rng, 300), some_items(rng, 4)
-    query = start + random_ids(rng, 100)
+    made = scoring(dtype="float32", max_batch_tokens=320, max_model_len=320)
+    start, items = random_ids(rng, 172), some_items(rng, 4)
+    query = start + random_ids(rng, 70)
     expected = made.bits(query, items)
     made.bits(start, items, salt="shared")
     np.testing.assert_array_equal(made.bits(query, items, salt="shared"), expected)

@@ -53,7 +53,7 @@ def engine(tiny_model):
     def make(family, **options):
         directory, _ = tiny_model(family, max_position_embeddings=1024)
         compiled = {} if options.get("backend") == "jax" else {"compile": "off"}
-        config = ModelConfig(str(directory), dtype="float32", **compiled, **options)
+        config = ModelConfig(str(directory), dtype="float32", **compiled | options)
         made.append(Engine(create_backend(plan_backend(directory, config))))
         return made[-1]
 
@@ -144,9 +144,9 @@ def test_choices_of_one_context_share_its_rows(
 
 def test_deterministic_choices(engine):
     """The bits are the same as of each prompt alone and uncut, with and without cached rows."""
-    prompts, cut = choices_of(1), 256
-    whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)
-    chunked = engine("qwen3", deterministic=True, max_batch_tokens=150)
+    prompts, cut, how = choices_of(1), 256, {"deterministic": True, "compile": "on"}
+    whole = engine("qwen3", **how, max_batch_tokens=1000)
+    chunked = engine("qwen3", **how, max_batch_tokens=150)
     alone = [rows_of(whole.score(request_of([p])).result(60), [p], 0)[0] for p in prompts]
     for made in (whole, chunked):
         for some, at in ((prompts, 0), (prompts, cut), (prompts, cut), (prompts[3:4], 384)):

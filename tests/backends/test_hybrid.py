@@ -5,7 +5,6 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from transformers import (
 
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.backends.common.architectures import REFUSED
 from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.dialects.completion_answer import position_logprobs
@@ -294,14 +292,6 @@ def test_files_of_text_and_pictures_that_are_refused(of_pictures, beside, messag
     path.write_text(json.dumps(json.loads(path.read_text()) | beside))
     with pytest.raises(ConfigError, match=message):
         plan_backend(directory, ModelConfig(str(directory), device="cpu"))
-
-
-def test_the_page_of_models_names_what_is_refused_and_why():
-    page = (Path(__file__).parents[2] / "docs" / "supported.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    for name, lacks in REFUSED.items():
-        assert any(f"`{name}`" in row for row in rows), name
-        assert lacks in page or lacks.startswith("mixtures with a shared expert"), name
 
 
 def test_info_plans_states_here_and_on_a_card(tiny_model, capsys):

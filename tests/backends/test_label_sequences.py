@@ -86,7 +86,8 @@ def test_on_jax(tiny_model, family, rng):
 def test_deterministic_mode_gives_the_same_bits_alone_and_in_company(tiny_model, rng):
     directory, model = tiny_model()
     query, items = random_ids(rng, 67), [random_ids(rng, n) for n in (1, 9, 30)]
-    with Scorer(str(directory), deterministic=True, max_batch_tokens=128) as scorer:
+    how = {"deterministic": True, "compile": "on"}
+    with Scorer(str(directory), **how, max_batch_tokens=128) as scorer:
         together = check(model, scorer, query, items)
         for index, item in enumerate(items):
             alone = check(model, scorer, query, [item])

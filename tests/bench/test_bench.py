@@ -162,9 +162,10 @@ def test_another_models_scores_are_told(answering, tmp_path, capsys):
 
 def test_a_refusal_stands_in_its_row_in_the_servers_words(tmp_path):
     with serving("demo", *QUICK, "--no-log-requests", "--max-items", "100") as small:
-        _, rows = run(tmp_path, "--url", small.url, "--scenario", "rerank", code=1)
-    assert "status 400: 500 items" in rows["rerank", "packed"].error
-    assert rows["rerank", "sequential"].error is None
+        words = ("--scenario", "rerank-short,latency")
+        _, rows = run(tmp_path, "--url", small.url, *words, code=1)
+    assert "status 400: 500 items" in rows["rerank-short", "warm"].error
+    assert rows["latency", "scoring"].error is None
 
 
 def test_a_server_that_dies_in_the_middle(answering, tmp_path):

@@ -98,7 +98,7 @@ WRONG = (
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_stages_that_go_wrong_cost_no_other(day, first):
     """All three turns together give each stage a failure, a kill and a hang."""
-    planned = stages("cpu", day.work)
+    planned = stages("cpu", day.scratch)
     turns = [WRONG[(first + number) % 3] for number in range(len(planned))]
     pairs = list(zip(planned, turns, strict=True))
     day.run(
@@ -182,7 +182,7 @@ def test_a_test_that_fails_fails_the_day(day, tmp_path, holds):
     path.write_text(
         f"import time\ndef test_one():\n    assert {holds}\ndef test_two():\n    time.sleep(99)\n"
     )
-    planned = stages("cpu", day.work)[-1]
+    planned = stages("cpu", day.scratch)[-1]
     chosen = [path if str(word).startswith("tests/") else word for word in planned.commands[0]]
     if holds:
         chosen += ["-k", "one"]

@@ -259,7 +259,7 @@ PACKED = gzip.compress(b'{"data": []}')  # is not unpacked
 @pytest.mark.parametrize("content", [*NO_ANSWERS, PACKED], ids=range(7))
 def test_what_is_no_answer(call, content):
     packed = ["Content-Encoding: gzip"] if content is PACKED else []
-    answer, raises = whole(content, *packed), pytest.raises(BadAnswer, match="no _Models")
+    answer, raises = whole(content, *packed), pytest.raises(BadAnswer, match="not a _Models")
     with answering(lambda: [answer]) as server, raises as caught:
         call(server.url, "models")
     assert str(caught.value).isprintable()

@@ -191,7 +191,7 @@ def test_the_tokens_of_a_form_are_known_before_it_is_made(lengths, chunk, most):
     limits = replace(TapeBackend(max_tokens=32).limits, deterministic_chunk=chunk)
     plan = plan_items(request, limits)
     assert most_tokens(request, limits) == plan.num_tokens == most
-    families = [[*map(len, plan.item_ids[f.start : f.stop])] for f in plan.families()]
+    families = [[*map(len, plan.item_ids[f.start : f.stop])] for f in plan.trees()]
     assert all(sum(family) <= 32 for family in families if len(family) > 1)
 
 

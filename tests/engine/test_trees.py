@@ -14,7 +14,7 @@ ROOM = 10**6
 
 
 def plan_of(request, most=ROOM):
-    return plan_items(request, replace(TapeBackend().limits, max_tokens=most), families_per_batch=1)
+    return plan_items(request, replace(TapeBackend().limits, max_tokens=most), trees_per_batch=1)
 
 
 def request_of(items, query=(1, 2, 3)):
@@ -86,7 +86,7 @@ def test_random_items_with_many_beginnings():
         if plan.parents is None:
             continue
         assert prompts_of(plan) == items
-        families = [[*map(len, plan.item_ids[f.start : f.stop])] for f in plan.families()]
+        families = [[*map(len, plan.item_ids[f.start : f.stop])] for f in plan.trees()]
         assert max(sum(family) for family in families if len(family) > 1) <= most
         assert all(len(item) for item in plan.item_ids)
         depth = []

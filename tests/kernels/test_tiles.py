@@ -24,7 +24,7 @@ from gpuscore_kernels.extend_attention.table import (
     SHARED,
     TileShape,
 )
-from gpuscore_kernels.extend_attention.tiles import TableBuilder, build_tiles
+from gpuscore_kernels.extend_attention.tiles import TableBuilder
 from support.batches import Pages, int32, item_segments, random_batch
 from support.slow import slow
 
@@ -99,7 +99,7 @@ def holds(table, batch, rows, window):
 
 
 def check(batch, shape, rows=None, window=None):
-    table = build_tiles(layout_of(batch, PAGE), shape, rows=rows, window=window)
+    (table,) = TableBuilder(layout_of(batch, PAGE), shape).tables([rows], window)
     rows = np.arange(batch.num_tokens) if rows is None else rows
     assert holds(table, batch, rows, window)
     assert table.tiles.dtype == table.masked.dtype == table.rows.dtype == np.int32
@@ -131,7 +131,7 @@ def test_tables_that_are_built_together_are_as_alone(seed, window):
         layout = layout_of(batch, PAGE)
         together = TableBuilder(layout, shape).tables(choices, window)
         for rows, table in zip(choices, together, strict=True):
-            assert_equal(table, build_tiles(layout, shape, rows=rows, window=window))
+            assert_equal(table, *TableBuilder(layout, shape).tables([rows], window))
 
 
 def assert_equal(table, other):
@@ -183,7 +183,7 @@ def test_steps(workload):
     cached, query, items, full, masked, longest = STEPS[workload]
     config = config_of(90, 128, 2)
     layout = layout_of(query_and_items(cached, query, items, page=64), 64)
-    table = build_tiles(layout, config.shape(group=2))
+    (table,) = TableBuilder(layout, config.shape(group=2)).tables([None])
     assert steps_of(table) == (full, masked, longest)
 
 
@@ -214,4 +214,4 @@ def test_tiles_that_cross_pages_are_refused():
     layout = layout_of(query_and_items(5, 7, [2]), PAGE)
     for shape in (TileShape(4, 32, 16), TileShape(4, 12, 4), TileShape(4, 16, 5)):
         with pytest.raises(ValueError, match="does not fit pages of 16"):
-            build_tiles(layout, shape)
+            TableBuilder(layout, shape)

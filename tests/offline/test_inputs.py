@@ -16,7 +16,7 @@ QUERY = "query: a blue lamp\nitem: "
 TEXTS = ["A red lamp.", "A blue lamp of steel.", "", "A green rug."]
 IDS = [[5, 6, 7], [8, 9, 10], [6, 6, 6]]
 LABELS = ["yes", "no"]
-SETTINGS = {"threads": 1, "deterministic": True, "max_batch_tokens": 512}
+SETTINGS = {"threads": 1, "deterministic": True, "compile": "on", "max_batch_tokens": 512}
 
 
 class Series:
@@ -167,12 +167,12 @@ def test_bad_rows_of_a_pipeline(scorer, labels):
 
 
 def test_a_pipeline_refuses_what_all_rows_share():
-    score = ScoreBatches("demo", labels=["yes", b"no"], threads=1, on_error="null")
+    score = ScoreBatches("demo", labels=["yes", b"no"], on_error="null", **SETTINGS)
     columns = {name: objects(["a"]) for name in ("query", "item", "scores")}
-    with pytest.raises(InvalidRequest, match="the rows have a column scores already"):
+    with pytest.raises(InvalidRequest, match="the rows already have a column scores"):
         score(columns)
     columns["error"] = columns.pop("scores")
-    with pytest.raises(InvalidRequest, match="the rows have a column error already"):
+    with pytest.raises(InvalidRequest, match="the rows already have a column error"):
         score(columns)
     del columns["error"]
     with pytest.raises(InvalidRequest, match=r"labels\[1\] is of type bytes"):

@@ -147,4 +147,4 @@ def test_a_request_made_for_another_model_is_not_computed(server: Server) -> Non
     ]
     assert isinstance(outcomes[0], Result)
     assert isinstance(outcomes[1], Failure)
-    assert outcomes[1].message == "the engines change to another model"
+    assert outcomes[1].message == "the engines are switching to another model"

@@ -130,20 +130,19 @@ def guard_directory(tmp_path_factory):
 
 
 def test_guards(guard_directory):
-    flags = (*QUICK, "--family", "llama-guard-3")
+    flags = (*QUICK, "--family", "llama-guard-3", "--max-model-len", "512")
     tokenizer = Tokenizer.from_file(str(guard_directory / "tokenizer.json"))
     texts = ["a blue lamp", "a red rug"]
     ids = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
     labels = [ids(label)[0] for label in ("safe", "unsafe")]
 
-    def wanted(prompts):
-        whole = [ids(prompt) + ids("\n\n") for prompt in prompts]
-        with Scorer(str(guard_directory), threads=1, max_batch_tokens=512) as scorer:
-            return scorer.score([], whole, label_token_ids=labels, apply_softmax=True).scores
-
     ends = "\nIs the last of them safe?"  # Jinja drops the newline at a template's end
-    alone = wanted([f"[user]: {text}{ends}" for text in texts])
-    answering = wanted([f"[user]: what is it?\n[assistant]: {text}{ends}" for text in texts])
+    prompts = [f"[user]: {text}{ends}" for text in texts]
+    prompts += [f"[user]: what is it?\n[assistant]: {text}{ends}" for text in texts]
+    whole = [ids(prompt) + ids("\n\n") for prompt in prompts]
+    with Scorer(str(guard_directory), threads=1, max_batch_tokens=512) as scorer:
+        wanted = scorer.score([], whole, label_token_ids=labels, apply_softmax=True).scores
+    alone, answering = wanted[:2], wanted[2:]
     with serving(guard_directory, *flags) as running, connected(running) as client:
         answer = client.post("/v1/classify", json={"input": texts}).json()
         assert answer["labels"] == ["safe", "unsafe"]
@@ -153,7 +152,7 @@ def test_guards(guard_directory):
         answer = client.post("/v1/classify", json=body).json()
         probs = [entry["probs"] for entry in answer["data"]]
         np.testing.assert_allclose(probs, answering, atol=1e-5)
-        long = {"input": ["lamp " * 9000], "truncate": True}
+        long = {"input": ["lamp " * 900], "truncate": True}
         assert client.post("/v1/classify", json=long).json()["data"][0]["truncated"]
         long["truncate"] = False
         check_error(client.post("/v1/classify", json=long), 400, "prompt_too_long", "input[0]")

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from support.programs import COMMAND
+from support.programs import start
 from support.serving import QUICK
 
 CONNECTIONS = 400
@@ -24,12 +24,13 @@ CONNECTIONS = 400
     ids=["fewer than its connections need", "as many as needed"],
 )
 def test_descriptors(tmp_path, soft, hard, limit, taken):
-    command = " ".join([COMMAND, "serve", "demo", "--port", "0", *QUICK])
-    limited = f"ulimit -Sn {soft} && ulimit -Hn {hard} && exec {command} 2> {tmp_path}/log"
-    with (
-        subprocess.Popen(["sh", "-c", limited], stdout=subprocess.PIPE, text=True) as process,
-        ExitStack() as opened,
-    ):
+    words = [str(soft), str(hard), "serve", "demo", "--port", "0", *QUICK]
+    log = tmp_path / "log"
+    with ExitStack() as opened:
+        errors = opened.enter_context(log.open("wb"))
+        process = start("support.limited", words, stdout=subprocess.PIPE, stderr=errors)
+        opened.enter_context(process.stdout)
+        opened.callback(process.wait)
         opened.callback(process.kill)
         ready = next(line for line in process.stdout if "ready on" in line)
         url = re.search(r"http://\S+", ready)[0]
@@ -38,10 +39,10 @@ def test_descriptors(tmp_path, soft, hard, limit, taken):
         socks = [
             opened.enter_context(socket.create_connection(address)) for _ in range(CONNECTIONS)
         ]
-        time.sleep(1)
+        time.sleep(0.5)
         closed, _, _ = select.select(socks, [], [], 0)  # nothing else makes them readable
         assert len(socks) - len(closed) == taken
         for sock in socks:
             sock.close()
         assert httpx.get(f"{url}/health", timeout=30).status_code == 200
-    assert "traceback" not in (tmp_path / "log").read_text()
+    assert "traceback" not in log.read_text()

@@ -15,7 +15,7 @@ PAGES = sorted((ROOT / "docs" / "dialects").glob("*.md"))
 REQUEST = re.compile(
     r"```http\n(GET|POST) (\S+)\n(?:\n(\{.*?))?```\n+(?:[^`]*?)```json\n(.*?)```", re.DOTALL
 )
-REMOVED = re.compile(r"^### Removed$.*?(?=^##)", re.DOTALL | re.MULTILINE)  # of the changelog
+REMOVED = re.compile(r"^### Removed$.*?(?=^##|\Z)", re.DOTALL | re.MULTILINE)  # of the changelog
 # Fields that differ between answers, machines or states of the prefix cache.
 OF_THE_MACHINE = {*("model_dtype", "max_batch_tokens", "version", "machine", "versions", "commit")}
 OF_THE_MACHINE |= {"settings"}  # of the server that the test starts

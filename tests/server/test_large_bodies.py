@@ -17,19 +17,21 @@ from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
-from gpuscore.server.text_work import REST, TextWork
+from gpuscore.server.text_work import REST, TextScheduler
 
 WORK = 0.05  # seconds of a turn
 
 
 @pytest.fixture
 def work():
-    scheduler = TextWork(permits=3)
+    scheduler = TextScheduler(permits=3)
     yield scheduler
     scheduler.close()
 
 
-def submit(work: TextWork, tenant: str, seen: list[tuple[str, float, float]], ended: Semaphore):
+def submit(
+    work: TextScheduler, tenant: str, seen: list[tuple[str, float, float]], ended: Semaphore
+):
     def decode() -> None:
         begin = time.monotonic()
         time.sleep(WORK)

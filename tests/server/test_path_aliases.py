@@ -86,7 +86,7 @@ def test_without_the_setting_there_is_no_such_path(demo):
         ("/a?b=/ready", "must be PATH=ROUTE"),
         ("/%70ing=/ready", "must be PATH=ROUTE"),
         ("/a b=/ready", "must be PATH=ROUTE"),
-        ("/ping=/ready,/ping=/health", "/ping has a meaning already"),
+        ("/ping=/ready,/ping=/health", "/ping is a path of the server already"),
         ("/ping=/metrics", "ROUTE is one of /v1/score, "),
         ("/models=/v1/models", "ROUTE is one of"),
         ("/chat=/v1/chat/completions", "ROUTE is one of"),
@@ -106,7 +106,7 @@ def test_every_route_of_the_server_is_taken():
     taken = app.routes
     assert len(taken) > 30
     for path in taken:
-        with pytest.raises(ConfigError, match="has a meaning already"):
+        with pytest.raises(ConfigError, match="is a path of the server already"):
             read_aliases(ServerConfig(path_aliases=f"{path}=/ready"))
 
 
@@ -116,4 +116,4 @@ def test_a_clash_ends_the_start(tmp_path):
     with started as server:
         assert server.process.wait(timeout=60) == 78
     said = (tmp_path / "log").read_text()
-    assert "--path-alias /v1/score=/rerank: /v1/score has a meaning already" in said
+    assert "--path-alias /v1/score=/rerank: /v1/score is a path of the server already" in said

@@ -124,7 +124,7 @@ WRONG = {
     "item first": (
         {"score_extraction_token_id": END, "item_first": True},
         "item_first",
-        "excludes score_extraction_token",
+        "score_extraction_token cannot be used with item_first",
     ),
     "in the query": (
         {"score_extraction_token_id": END, "query": [5, 6, END]},
@@ -135,6 +135,11 @@ WRONG = {
         {"score_extraction_token_id": END, "query": "a<|end|>", "items": ["b<|end|>"]},
         "query",
         "is the extraction token, 1",
+    ),
+    "a query that is too long": (
+        {"score_extraction_token_id": END, "query": "ab " * 60_000, "items": ["b<|end|>"] * 2},
+        "items[0]",
+        "items[0] gives a prompt of at least",
     ),
     "before every text": (
         {"score_extraction_token_id": 0, "query": "", "items": ["b<s>"]},

@@ -7,7 +7,7 @@ import pytest
 
 from gpuscore.errors import DeadlineExceeded
 from gpuscore.server import text_work
-from gpuscore.server.text_work import BEGUN_OF_TENANT, TURN, TextWork, permits_here
+from gpuscore.server.text_work import BEGUN_OF_TENANT, TURN, TextScheduler, permits_here
 from gpuscore.text.boundaries import announce
 
 PERMITS = 2
@@ -17,7 +17,7 @@ SOON = 10  # seconds; well before the work gives up waiting for the test
 
 @pytest.fixture
 def work():
-    scheduler = TextWork(permits=PERMITS)
+    scheduler = TextScheduler(permits=PERMITS)
     yield scheduler
     scheduler.close()
 
@@ -213,7 +213,7 @@ def test_errors_and_order(work):
 
 
 def test_close_gives_up_everything():
-    work = TextWork(permits=PERMITS)
+    work = TextScheduler(permits=PERMITS)
     jobs = busy(work)
     _, waiting = submit(work, "b", lambda: None)
     work.close()

@@ -16,6 +16,11 @@ from xdist.scheduler import LoadScopeScheduling
 # What tests share and is long in starting. All tests that use one run in one worker, the first of
 # these that a test uses counts. They begin first, the last one first.
 SERVERS = ("limited_server", "watched", "deterministic", "demo", "server")
+# Files that wait or compute for long, which begin before all others.
+LONG = (
+    *("tests/replicas/test_replicas.py", "tests/worker/test_client.py"),
+    *("tests/test_first_hour.py", "tests/kernels/test_interpreted.py"),
+)
 
 
 def group_of(item: pytest.Item) -> str:
@@ -34,7 +39,7 @@ def group_of(item: pytest.Item) -> str:
 
 def sort_and_write(items: list[pytest.Item], path: Path) -> None:
     """Put groups that take long first, and write the groups for the scheduler."""
-    rank = {name: number for number, name in enumerate(("shared_backends", *SERVERS))}
+    rank = {name: number for number, name in enumerate(("shared_backends", *SERVERS, *LONG))}
     items.sort(key=lambda item: -rank.get(group_of(item), -1))
     written = path.with_suffix(f".{os.getpid()}")
     written.write_text(json.dumps({item.nodeid: group_of(item) for item in items}))

@@ -42,10 +42,10 @@ def batches(token: int, page_size: int) -> tuple[PackedBatch, PackedBatch]:
     rng = np.random.default_rng(3)
     shuffled = Pages.shuffled(np.random.default_rng(4), 24, page_size)
     pages = [shuffled.of(request, 2 * page_size) for request in range(3)]
-    queries = [random_ids(rng, page_size + count) for count in (9, 6)]
+    queries = [random_ids(rng, page_size + count) for count in (4, 1)]
     queries[0][page_size + 3] = token
-    queries.append([token] * 5)  # some operators take a row of NaN for one without keys
-    items = [[random_ids(rng, count) for count in (1, 4, 7)] for _ in range(9)]
+    queries.append([token] * 3)  # some operators take a row of NaN for one without keys
+    items = [[random_ids(rng, count) for count in (1, 2, 4)] for _ in range(9)]
     segments: list[Segment] = []
     for request, query in enumerate(queries):
         slots, parent = page_slots(pages[request], 0, len(query), page_size), len(segments)

@@ -154,7 +154,7 @@ class World:
             readouts=readouts,
             trie=trie,
         )
-        plan = plan_items(request, self.backend.limits, families_per_batch=1)
+        plan = plan_items(request, self.backend.limits, trees_per_batch=1)
         if not self.runner.scheduler.fits(plan):
             return
         if self.backend.strikes("poison"):

@@ -25,14 +25,14 @@ def warmup_batches(
     and with none, since the label head has a kernel for each.
     """
     size = min(max_tokens, SMALL)
-    yield _batch([size], _Asked(1), page_size, kept=min(page_size, size))
+    yield _batch([size], _Results(1), page_size, kept=min(page_size, size))
     if size >= 4:
         items = [size // 4] * 3
-        yield _batch(items, _Asked(2), page_size, cached=page_size)
-        yield _batch(items, _Asked(2), page_size, parents=[-1, 0, 0])
+        yield _batch(items, _Results(2), page_size, cached=page_size)
+        yield _batch(items, _Results(2), page_size, parents=[-1, 0, 0])
     for num_top, count in product((MAX_TOP, 1, 0), rows):
         items = [1] * min(count, max_tokens)
-        yield _batch(items, _Asked(len(items), num_top=num_top), page_size)
+        yield _batch(items, _Results(len(items), num_top=num_top), page_size)
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
@@ -44,7 +44,8 @@ def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iter
     Prefixes repeat the first page, so a pool of that one page is enough.
     """
     end = min(max_tokens, max_model_len)
-    prefix, before = max_model_len - 1, max_model_len - end
+    prefix = max_model_len - 1
+    before = max_model_len - end
     return _full_batches(max_tokens, prefix, (before, end), page_size)
 
 
@@ -53,9 +54,10 @@ def _full_batches(
 ) -> Iterator[PackedBatch]:
     """Yield items behind `prefix` cached tokens, and tokens of a prompt behind cached ones."""
     before, end = prompt
-    items, asked = [1] * max_tokens, _Asked(max_tokens, labels=-(-LABELS // max_tokens))
-    yield _batch(items, asked, page_size, cached=prefix)
-    yield _batch([end], _Asked(1, every_row=True), page_size, cached=before, kept=end)
+    items = [1] * max_tokens
+    results = _Results(max_tokens, labels=-(-LABELS // max_tokens))
+    yield _batch(items, results, page_size, cached=prefix)
+    yield _batch([end], _Results(1, every_row=True), page_size, cached=before, kept=end)
 
 
 def largest_in_parts(
@@ -73,16 +75,16 @@ def largest_in_parts(
         return [largest_batches(max_tokens, max_model_len, page_size)]
     full = _full_batches(max_tokens, SOME_KEYS, (SOME_KEYS, max_tokens), page_size)
     cached = max_model_len - 1
-    items = _batch([1] * FEW_ROWS, _Asked(FEW_ROWS), page_size, cached=cached)
+    items = _batch([1] * FEW_ROWS, _Results(FEW_ROWS), page_size, cached=cached)
     return [full, iter([items])]
 
 
-class _Asked(NamedTuple):
+class _Results(NamedTuple):
     """The results that a batch is asked for, besides the log-sum-exp.
 
     Attributes:
         scored: how many segments are scored, counted from the last.
-        labels: of each scored row.
+        labels: how many labels each scored row has.
         every_row: each row of the scored segments is scored, for one label.
         num_top: most probable tokens.
     """
@@ -95,7 +97,7 @@ class _Asked(NamedTuple):
 
 def _batch(
     lengths: Sequence[int],
-    asked: _Asked,
+    results: _Results,
     page_size: int,
     *,
     parents: Sequence[int] | None = None,
@@ -114,7 +116,7 @@ def _batch(
     segments = []
     for index, length in enumerate(lengths):
         parent = -1 if parents is None else parents[index]
-        is_scored = index >= len(lengths) - asked.scored
+        is_scored = index >= len(lengths) - results.scored
         segments.append(
             Segment(
                 _zeros(length),
@@ -122,16 +124,16 @@ def _batch(
                 prefix=0,
                 parent=parent,
                 slots=_slots(length, kept, page_size) if kept and index == 0 else None,
-                label_ids=_zeros(length if asked.every_row else asked.labels)
+                label_ids=_zeros(length if results.every_row else results.labels)
                 if is_scored
                 else None,
-                rows=Rows.every(length) if asked.every_row else None,
+                rows=Rows.every(length) if results.every_row else None,
                 need_lse=True,
                 states=((length, 0),) if kept and index == 0 else (),
             )
         )
     prefix = Prefix(cached, _zeros(-(-cached // page_size)), 0 if cached else -1)
-    return pack(segments, [prefix], num_top=asked.num_top)
+    return pack(segments, [prefix], num_top=results.num_top)
 
 
 def _zeros(count: int) -> Int32Array:

@@ -32,7 +32,7 @@ class CheckpointFiles:
         directory: the model directory, with config.json and the weights.
         architecture: names the tensors that must exist.
         framework: "pt" for torch tensors, "np" for NumPy arrays.
-        shard: of the model that is read; by default all of it.
+        shard: the part of the model that is read; by default all of it.
 
     Raises:
         ConfigError: a file is missing or cannot be read.
@@ -45,10 +45,13 @@ class CheckpointFiles:
         framework: Literal["pt", "np"],
         shard: Shard = ALL,
     ) -> None:
-        self.architecture, self.storage = architecture, architecture.storage
-        self._framework, self._shard = framework, shard
+        self.architecture = architecture
+        self.storage = architecture.storage
+        self._framework = framework
+        self._shard = shard
         self.shapes = weight_shapes(architecture.config)
-        self._paths, self._stack = weight_files(directory), ExitStack()
+        self._paths = weight_files(directory)
+        self._stack = ExitStack()
         self._adapter: LoraAdapter | None = None
         self._adapted = directory if is_file(directory / CONFIG) else None
         if self._adapted is not None and self.storage is not None:
@@ -56,7 +59,8 @@ class CheckpointFiles:
         with ExitStack() as stack:
             stack.enter_context(self)
             self.reopen()
-            self._check()
+            for part, name in _required(self.architecture):
+                self._check(part, name)  # before any is read or allocated
             stack.pop_all()  # all is well: the files stay open
         self._used: set[str] = set()
 
@@ -84,7 +88,7 @@ class CheckpointFiles:
         Raises:
             ConfigError: the tensor is missing, or has the wrong shape or dtype.
         """
-        self._check_one(part, name)
+        self._check(part, name)
         self._used.add(name)
         file = self._file_of[name]
         if self._framework == "np" and file.get_slice(name).get_dtype() == _QUANTISED["fp8"]:
@@ -94,12 +98,14 @@ class CheckpointFiles:
     def _read(self, part: str, name: str) -> Any:
         """Return this shard of a tensor; nothing else of it is read."""
         file = self._file_of[name]
-        cut = self._shard.cut(part, self.architecture.config, self.shapes[part][0])
-        tensor = file.get_tensor(name) if cut is None else file.get_slice(name)[cut.index]
+        part_read = self._shard.slice_of(part, self.architecture.config, self.shapes[part][0])
+        tensor = (
+            file.get_tensor(name) if part_read is None else file.get_slice(name)[part_read.index]
+        )
         change = None if self._adapter is None else self._adapter.change(name, self._wide)
         if change is None:
             return tensor
-        return self._wide(tensor) + (change if cut is None else change[cut.index])
+        return self._wide(tensor) + (change if part_read is None else change[part_read.index])
 
     def _wide(self, tensor: Any) -> Any:
         return tensor.float() if self._framework == "pt" else tensor.astype(np.float32)
@@ -134,12 +140,8 @@ class CheckpointFiles:
         scale = name + self.storage.scale
         return scale if scale in self._file_of else None
 
-    def _check(self) -> None:
-        """Check name, shape and dtype of every required tensor before any is read or allocated."""
-        for part, name in _required(self.architecture):
-            self._check_one(part, name)
-
-    def _check_one(self, part: str, name: str) -> None:
+    def _check(self, part: str, name: str) -> None:
+        """Check that a required tensor is there, and its shape and dtype."""
         if name not in self._file_of:
             raise ConfigError(f"the checkpoint has no tensor {name}")
         stored = self._file_of[name].get_slice(name)
@@ -158,10 +160,11 @@ class CheckpointFiles:
 
     def _check_quantised(self, part: str, name: str, scale: str, dtype: str) -> None:
         assert self.storage is not None  # noqa: S101
-        wanted = _QUANTISED[self.storage.weights]
-        if dtype != wanted:
+        expected = _QUANTISED[self.storage.weights]
+        if dtype != expected:
             raise ConfigError(
-                f"tensor {name} is {dtype} and has a scale, {scale}; config.json asks for {wanted}"
+                f"tensor {name} is {dtype} and has a scale, {scale}; "
+                f"config.json asks for {expected}"
             )
         rows, columns = self.shapes[part]
         per_row: tuple[tuple[int, ...], ...] = ((), (1,), (rows,), (rows, 1))
@@ -172,7 +175,8 @@ class CheckpointFiles:
         if name not in self._file_of:
             raise ConfigError(f"the checkpoint has no tensor {name}")
         stored = self._file_of[name].get_slice(name)
-        shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+        shape = tuple(stored.get_shape())
+        dtype = stored.get_dtype()
         if shape not in shapes or dtype not in _FORMATS:
             raise ConfigError(
                 f"tensor {name} is {dtype} {list(shape)}; supported: bfloat16, float16 or float32 "
@@ -248,11 +252,12 @@ class _Renamed:
 
     Args:
         file: open.
-        names: by the wanted name, the name in the file.
+        names: maps the other names to the names in the file.
     """
 
     def __init__(self, file: Any, names: Mapping[str, str]) -> None:
-        self._file, self._names = file, names
+        self._file = file
+        self._names = names
 
     def get_slice(self, name: str) -> Any:
         return self._file.get_slice(self._names[name])

@@ -85,7 +85,8 @@ return_dict_in_generate sequence_bias stop_strings suppress_tokens target_lookbe
 top_k top_p typical_p
 """
 
-EVERY_USED, EVERY_NO_EFFECT = frozenset(_USED.split()), frozenset(_NO_EFFECT.split())
+EVERY_USED = frozenset(_USED.split())
+EVERY_NO_EFFECT = frozenset(_NO_EFFECT.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +224,9 @@ def refuse_unsupported(architecture: str, fields: Mapping[str, Any]) -> None:
 
 def _check_model_type(architecture: str, model_type: object) -> None:
     """Refuse a `model_type` of another architecture: transformers chooses the model by it."""
-    wanted = keys_of(architecture).model_type
-    if model_type not in (None, wanted):
+    expected = keys_of(architecture).model_type
+    if model_type not in (None, expected):
         raise ConfigError(
             f"config.json: model_type is {shown(model_type)} and architectures {architecture}, "
-            f"which are different models; supported: {wanted}"
+            f"which are different models; supported: {expected}"
         )

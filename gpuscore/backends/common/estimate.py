@@ -26,8 +26,10 @@ from gpuscore.errors import ConfigError
 CONTEXT = 2**29  # bytes that CUDA and its libraries take of a device's memory; not measured
 # The largest batch takes FIXED bytes and some times the bytes of a layer's widest point. Fitted
 # to what Qwen3-0.6B, Llama-3.1-8B and Qwen3-30B-A3B take in batches of 16,384 tokens on a simulated
-# device: 0.86, 3.02 and 1.76 GB. No card has told yet.
-FIXED, DENSE, OF_EXPERTS = 200_000_000, 1.38, 1.66
+# device: 0.86, 3.02 and 1.76 GB. No card has measured it yet.
+FIXED = 200_000_000
+DENSE = 1.38
+OF_EXPERTS = 1.66
 RESIDUAL = 8  # bytes of a number of the residual stream, float32 before and after a sum
 ABOUT = 0.25  # share by which other models may differ; a guess
 
@@ -37,14 +39,14 @@ class MemoryPlan:
     """The parts of a device's memory, in bytes.
 
     Args:
-        architecture: of the model; the device may hold a rank's part of it.
-        dtype: of weights, keys and values.
-        precision: of linear layers.
-        max_tokens: of one batch.
+        architecture: the model's; the device may hold a rank's part of it.
+        dtype: the dtype of weights, keys and values.
+        precision: the precision of linear layers.
+        max_tokens: the most tokens of one batch.
         pages: the rule for KV pages.
         free_bytes: the device's free memory.
-        context: of CUDA itself.
-        weight_bytes: of the weights.
+        context: what CUDA itself takes.
+        weight_bytes: what the weights take.
         batch_bytes: estimate for the largest batch.
     """
 
@@ -138,7 +140,8 @@ def estimate_batch(config: DecoderConfig, tokens: int, item_size: int) -> int:
     product) and attention (residual, its norm, queries, keys, values and outputs). A linear layer
     has about eight tensors of its convolved columns; that is a guess.
     """
-    inner, factor = config.intermediate_size, DENSE
+    inner = config.intermediate_size
+    factor = DENSE
     if config.mixture is not None:
         inner = max(inner, config.mixture.intermediate_size * config.mixture.top_k)
         factor = OF_EXPERTS

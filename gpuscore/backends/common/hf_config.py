@@ -106,7 +106,9 @@ class DecoderConfig:
         return self.rope
 
 
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
 
 
 def decoder_config(
@@ -114,7 +116,7 @@ def decoder_config(
     architecture: str,
     *,
     tie_word_embeddings: bool = False,
-    **own: Any,
+    **overrides: Any,
 ) -> DecoderConfig:
     """Read the fields that all architectures share.
 
@@ -122,12 +124,13 @@ def decoder_config(
         raw: the configuration.
         architecture: its name.
         tie_word_embeddings: the architecture's default.
-        own: fields that the architecture sets itself.
+        overrides: fields that the architecture sets itself.
     """
     refuse_unsupported(architecture, raw.fields)
-    num_heads, num_layers = raw.integer("num_attention_heads"), raw.integer("num_hidden_layers")
+    num_heads = raw.integer("num_attention_heads")
+    num_layers = raw.integer("num_hidden_layers")
     hidden_size = raw.integer("hidden_size")
-    head_dim = own.pop("head_dim", None) or raw.integer("head_dim", hidden_size // num_heads)
+    head_dim = overrides.pop("head_dim", None) or raw.integer("head_dim", hidden_size // num_heads)
     values: dict[str, Any] = {
         "architecture": architecture,
         "vocab_size": raw.integer("vocab_size"),
@@ -144,9 +147,9 @@ def decoder_config(
         "checkpoint_dtype": _checkpoint_dtype(raw),
         "attention_scale": head_dim**-0.5,
     }
-    if "rope" not in own:
+    if "rope" not in overrides:
         values["rope"] = read_rope(raw)
-    config = _with_yarn(DecoderConfig(**(values | own)))
+    config = _with_yarn(DecoderConfig(**(values | overrides)))
     _check_layer_types(raw, config)
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise ConfigError(

@@ -13,7 +13,7 @@ def refuse_with_states(model: DecoderConfig, config: ModelConfig, precision: str
     Args:
         model: its configuration.
         config: the settings.
-        precision: of its linear projections, as `choose_precision` has decided.
+        precision: the precision of its linear projections, as `choose_precision` has decided.
     """
     for reason in _unsupported(config, precision) if model.delta_net is not None else ():
         raise ConfigError(f"{model.architecture} has layers of linear attention: {reason}")

@@ -30,8 +30,8 @@ class LoraAdapter:
 
     Args:
         directory: has the adapter's two files.
-        file: of the adapter, open; replaced when it is opened again.
-        shapes: by name, the shapes of the checkpoint's weights.
+        file: the adapter's open file; replaced when it is opened again.
+        shapes: the shapes of the checkpoint's weights, by name.
 
     Raises:
         ConfigError: a tensor is of another kind, belongs to no weight, or has the wrong shape.
@@ -39,7 +39,8 @@ class LoraAdapter:
 
     def __init__(self, directory: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._settings = read_object(directory / CONFIG) or {}
-        self.file, self._path = file, directory / WEIGHTS
+        self.file = file
+        self._path = directory / WEIGHTS
         self._keys: dict[str, dict[str, str]] = {}
         for key in file.keys():  # noqa: SIM118
             end = next((end for end in _ENDS if key.endswith(end)), None)
@@ -56,17 +57,17 @@ class LoraAdapter:
 
     def _check(self, name: str, keys: Mapping[str, str], shape: tuple[int, ...]) -> None:
         shapes = {kind: tuple(self.file.get_slice(key).get_shape()) for kind, key in keys.items()}
-        wanted = {"whole": shape}
+        expected = {"whole": shape}
         for kind, (rows, columns) in {"": shape[:2], "embedding ": shape[1::-1]}.items():
             if f"{kind}A" in shapes or f"{kind}B" in shapes:
                 rank = shapes.get(f"{kind}A", (0,))[0]
-                wanted |= {f"{kind}A": (rank, columns), f"{kind}B": (rows, rank)}
-        for kind in wanted.keys() & shapes.keys() | (wanted.keys() - {"whole"}):
-            if shapes.get(kind) != wanted[kind]:
+                expected |= {f"{kind}A": (rank, columns), f"{kind}B": (rows, rank)}
+        for kind in expected.keys() & shapes.keys() | (expected.keys() - {"whole"}):
+            if shapes.get(kind) != expected[kind]:
                 found = "is missing" if kind not in shapes else f"is {list(shapes[kind])}"
                 raise ConfigError(
                     f"{self._path}: {kind} of {name} {found}; the base model's weight is "
-                    f"{list(shape)}, so {list(wanted[kind])} is needed"
+                    f"{list(shape)}, so {list(expected[kind])} is needed"
                 )
 
     @property
@@ -86,8 +87,8 @@ class LoraAdapter:
         if f"{kind}A" not in keys:
             return None
         a, b = (wide(self.file.get_tensor(keys[f"{kind}{matrix}"])) for matrix in "AB")
-        made = (b @ a) * self._scale(name.removesuffix(".weight"), len(a))
-        return made.T if kind else made
+        delta = (b @ a) * self._scale(name.removesuffix(".weight"), len(a))
+        return delta.T if kind else delta
 
     def _scale(self, module: str, rank: int) -> float:
         patterns = as_object(self._settings.get("alpha_pattern") or {}, f"{CONFIG}: alpha_pattern")

@@ -52,15 +52,17 @@ class HostMemory:
         cgroup: Path = Path("/sys/fs/cgroup"),
         parts: int = 1,
     ) -> None:
-        self._proc, self._cgroup, self._parts = proc, cgroup, parts
+        self._proc = proc
+        self._cgroup = cgroup
+        self._parts = parts
 
     def free(self) -> int:
         """Bytes that this process can still take.
 
         The kernel counts mapped files, including weights, as available; here they are not.
         """
-        there = min(available_bytes(self._proc / "meminfo"), cgroup_bytes(self._cgroup))
-        return max(0, there - (self.status("RssFile") or 0)) // self._parts
+        available = min(available_bytes(self._proc / "meminfo"), cgroup_bytes(self._cgroup))
+        return max(0, available - (self.status("RssFile") or 0)) // self._parts
 
     def growth(self, *parts: Callable[[], object]) -> int | None:
         """Peak growths from Linux's record of the largest resident size.

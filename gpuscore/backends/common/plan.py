@@ -72,7 +72,7 @@ class PagePlan:
             )
         return pages
 
-    def told(self, count: int) -> str:
+    def describe(self, count: int) -> str:
         """Say how large so many pages are."""
         return f"{mebibytes(count * self.page_bytes)}: {count} pages, {count * self.size} tokens"
 
@@ -91,7 +91,7 @@ def measure(memory: Memory, *parts: Run) -> MeasuredMemory:
     """Measure free memory, and the peak growths during `parts`, which run the largest batches.
 
     Args:
-        memory: of the device.
+        memory: the device's memory.
         parts: run the largest batches.
     """
     memory.trim()
@@ -125,42 +125,46 @@ MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384, "tpu": 16384}
 MEMORY_FRACTION = {"cpu": 0.7, "cuda": 0.9, "tpu": 0.9}
 # Slots for states of linear layers: as many as take STATE_BYTES, within these bounds. A request
 # needs up to four, the cached one that it begins with among them; the rest are cached.
-STATE_BYTES, LEAST_STATES, MOST_STATES = 2**31, 8, 64
-CPU_PROMPTS, CPU_TOKENS = 4, 65536  # at most: pages of 4 full prompts, or of 65536 tokens if more
+STATE_BYTES = 2**31
+LEAST_STATES = 8
+MOST_STATES = 64
+# On a CPU at most pages of 4 full prompts, or of 65536 tokens if more.
+CPU_PROMPTS = 4
+CPU_TOKENS = 65536
 ITEM_SIZE = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes
 
 
 def choose_dtype(
-    config: DecoderConfig, wanted: str, device: str, computes: Callable[[str], bool]
+    config: DecoderConfig, requested: str, device: str, computes: Callable[[str], bool]
 ) -> str:
     """Return the dtype's name; raises ConfigError for a dtype in which the model overflows.
 
     Args:
         config: the model.
-        wanted: a name, or "auto": the checkpoint's own, or float32 on a CPU that does not compute
-            in it.
+        requested: a name, or "auto": the checkpoint's own, or float32 on a CPU that does not
+            compute in it.
         device: kind of device.
         computes: tells for a dtype whether the CPU has instructions for its matrix products.
     """
-    own = wanted == "auto"
-    name = config.checkpoint_dtype if own else wanted
+    is_auto = requested == "auto"
+    name = config.checkpoint_dtype if is_auto else requested
     if name not in config.dtypes:
         raise ConfigError(
-            f"--dtype {wanted} is {name}, in which {config.architecture} overflows; "
+            f"--dtype {requested} is {name}, in which {config.architecture} overflows; "
             f"supported: {', '.join(config.dtypes)}"
         )
-    if own and device == "cpu" and not computes(name):
+    if is_auto and device == "cpu" and not computes(name):
         return "float32"  # holds every bfloat16 and float16 value, and is several times faster
     return name
 
 
-def choose_max_model_len(config: DecoderConfig, wanted: int | None) -> int:
+def choose_max_model_len(config: DecoderConfig, requested: int | None) -> int:
     limit = config.max_position_embeddings
-    if wanted is not None and wanted > limit:
+    if requested is not None and requested > limit:
         raise ConfigError(
-            f"--max-model-len {wanted} is over the model's max_position_embeddings {limit}"
+            f"--max-model-len {requested} is over the model's max_position_embeddings {limit}"
         )
-    return wanted or limit
+    return requested or limit
 
 
 def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
@@ -185,7 +189,7 @@ def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
 
 def plan_pages(
     config: DecoderConfig,
-    wanted: ModelConfig,
+    settings: ModelConfig,
     *,
     max_len: int,
     dtype: str,
@@ -196,16 +200,16 @@ def plan_pages(
 
     Args:
         config: the model.
-        wanted: the settings.
+        settings: the server's settings.
         max_len: tokens of the longest prompt.
-        dtype: of keys and values.
+        dtype: the dtype of keys and values.
         device: kind of device.
         again: query tokens that a long item computes again, at most.
 
     Raises:
         ConfigError: two settings size the KV cache.
     """
-    if wanted.kv_cache_size is not None and wanted.memory_fraction is not None:
+    if settings.kv_cache_size is not None and settings.memory_fraction is not None:
         raise ConfigError("--kv-cache-size and --memory-fraction both size the KV cache; set one")
     size = PAGE_SIZE[device]
     needed = -(-max_len // size) + max(1, again // size)
@@ -217,8 +221,8 @@ def plan_pages(
         max_model_len=max_len,
         needed=needed,
         most=max(CPU_PROMPTS * needed, CPU_TOKENS // size) if device == "cpu" else None,
-        fraction=wanted.memory_fraction or MEMORY_FRACTION[device],
-        exact_bytes=wanted.kv_cache_size,
+        fraction=settings.memory_fraction or MEMORY_FRACTION[device],
+        exact_bytes=settings.kv_cache_size,
         num_states=num_states,
         state_bytes=num_states * state,
     )

@@ -35,7 +35,7 @@ class Storage:
     """The form in which a checkpoint stores its quantised layers.
 
     Args:
-        weights: of the numbers.
+        weights: the format of the numbers.
         scale: ending of the name of a weight's scale, which is multiplied with the weight.
         blocks: scales are per block of 128 x 128; otherwise per row or per tensor.
         activations: "token": each row is quantised when it comes, with a scale of its own;
@@ -59,7 +59,7 @@ def read_storage(fields: Mapping[str, Any]) -> Storage | None:
     """Return how the checkpoint's weights are quantised; None if they are not.
 
     Args:
-        fields: of config.json.
+        fields: the fields of config.json.
 
     Raises:
         ConfigError: the format is not supported, or would tie scores to other requests.
@@ -89,22 +89,22 @@ def read_storage(fields: Mapping[str, Any]) -> Storage | None:
     )
 
 
-def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> Precision:
+def choose_precision(quantization: str, storage: Storage | None, why_not: WhyNot) -> Precision:
     """Return the `Precision` for a `--quantization`.
 
     Args:
-        wanted: auto or w8a16.
-        storage: of the checkpoint.
-        why_not: of the backend.
+        quantization: auto or w8a16.
+        storage: how the checkpoint stores its weights.
+        why_not: says why the backend cannot compute in INT8.
 
     Raises:
         ConfigError: the checkpoint is not quantised, or its INT8 is not computed here.
     """
     if storage is None:
-        if wanted == "w8a16":
+        if quantization == "w8a16":
             raise ConfigError("--quantization w8a16 needs a quantised checkpoint; this one is not")
         return "full"
-    if wanted == "w8a16" or storage.activations is None or storage.weights == "fp8":
+    if quantization == "w8a16" or storage.activations is None or storage.weights == "fp8":
         return "w8a16"
     # A checkpoint of INT8 is refused where it cannot be computed as it was made to be: with
     # --quantization w8a16 its activations are not rounded, which is a choice of other scores.
@@ -187,7 +187,8 @@ def _weights(scheme: Any, where: str) -> tuple[EightBits, bool]:
     _only(scheme, where, supported, _OBSERVED)
     if scheme.get("dynamic", False) is not False:
         _refuse(f"{where}.dynamic", scheme["dynamic"], "false")
-    kind, strategy = scheme.get("type"), scheme.get("strategy")
+    kind = scheme.get("type")
+    strategy = scheme.get("strategy")
     if kind == "int" and strategy in ("channel", "tensor"):
         return "int8", False
     if kind == "float" and strategy in ("channel", "tensor", "block"):

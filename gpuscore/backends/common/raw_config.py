@@ -30,7 +30,8 @@ MOST = {
     "num_labels": 2**20,
 }
 # Accepted range of numbers; float32 loses smaller ones and turns larger ones into infinity.
-SMALL, LARGE = 1e-6, 1e9
+SMALL = 1e-6
+LARGE = 1e9
 RANGES = {
     "rms_norm_eps": (1e-15, 1.0),
     "rope_theta": (1.0, 1e15),

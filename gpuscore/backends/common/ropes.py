@@ -49,8 +49,10 @@ class YarnRope:
             for turns in (self.beta_fast, self.beta_slow)
         )
         if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, rotated - 1)
+            low = math.floor(low)
+            high = math.ceil(high)
+        low = max(low, 0)
+        high = min(high, rotated - 1)
         if low == high:
             high += 0.001
         pairs = np.arange(rotated // 2, dtype=np.float32)
@@ -162,21 +164,22 @@ def _yarn(raw: RawConfig, rope: RawConfig) -> YarnRope:
         return 1 if factor <= 1 else 0.1 * rope.number(name, 1.0) * math.log(factor) + 1
 
     if rope.get("mscale") is not None and rope.get("mscale_all_dim") is not None:
-        own = magnitude("mscale") / magnitude("mscale_all_dim")
+        default = magnitude("mscale") / magnitude("mscale_all_dim")
     else:
-        own = magnitude("")
+        default = magnitude("")
     return YarnRope(
         factor=factor,
         original_length=length,
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
         truncate=rope.flag("truncate", True),
-        attention_factor=rope.number("attention_factor", own),
+        attention_factor=rope.number("attention_factor", default),
     )
 
 
 def _llama3(rope: RawConfig) -> Llama3Rope:
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    low = rope.number("low_freq_factor")
+    high = rope.number("high_freq_factor")
     if high <= low:
         raise ConfigError(
             f"config.json: high_freq_factor {high:g} must be over low_freq_factor {low:g}"

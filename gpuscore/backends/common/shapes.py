@@ -12,7 +12,8 @@ SCALE_BYTES = 8  # of a row of a quantised weight: a scale, and on a CPU a zero 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Expected shape of each part of a checkpoint; parts are named as in the weight tables."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
+    inner = config.intermediate_size
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -74,7 +75,8 @@ def count_parameters(config: DecoderConfig) -> int:
 
 def count_weight_bytes(config: DecoderConfig, itemsize: int, precision: Precision) -> int:
     """Bytes of the weights; in INT8, linear layers have a byte per number and row scales."""
-    shapes, total = weight_shapes(config), count_parameters(config) * itemsize
+    shapes = weight_shapes(config)
+    total = count_parameters(config) * itemsize
     if precision != "int8":
         return total
     for part, count in _in_layers(config):

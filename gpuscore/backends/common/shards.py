@@ -26,7 +26,7 @@ _BY_COLUMNS = frozenset({"o", "down", "expert_down"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardSlice:
     """Rows (dim 0) or columns (dim 1) `start` to `stop - 1` of a tensor."""
 
     dim: int
@@ -64,43 +64,43 @@ class Shard:
             num_heads=model.num_heads // self.ranks,
             num_kv_heads=max(1, model.num_kv_heads // self.ranks),
             intermediate_size=len(self._inner(model, experts=False)),
-            vocab_size=len(self.share(model.vocab_size)),
+            vocab_size=len(self.range_of(model.vocab_size)),
         )
 
-    def cut(self, part: str, model: DecoderConfig, rows: int) -> Cut | None:
+    def slice_of(self, part: str, model: DecoderConfig, rows: int) -> ShardSlice | None:
         """Return the slices of a part of the whole model that this rank reads; None = all of it.
 
         Args:
             part: named as in the weight tables.
             model: the whole model.
-            rows: of the part.
+            rows: the number of rows of the part.
         """
         if self.ranks == 1:
             return None
         experts = part.startswith("expert")
         if part in _BY_COLUMNS:
-            own = self._heads(model) if part == "o" else self._inner(model, experts)
-            return Cut(1, own.start, own.stop)
+            owned = self._heads(model) if part == "o" else self._inner(model, experts)
+            return ShardSlice(1, owned.start, owned.stop)
         match _BY_ROWS.get(part):
             case "heads":
-                own = self._heads(model)
+                owned = self._heads(model)
             case "kv_heads":
-                own = self._kv_heads(model)
+                owned = self._kv_heads(model)
             case "inner":
-                own = self._inner(model, experts)
+                owned = self._inner(model, experts)
             case "tokens" if part == "embed" or model.classes is None:
-                own = self.share(rows)
+                owned = self.range_of(rows)
             case _:  # the few rows of a head over classes too
                 return None
-        return Cut(0, own.start, own.stop)
+        return ShardSlice(0, owned.start, owned.stop)
 
-    def share(self, count: int) -> range:
+    def range_of(self, count: int) -> range:
         """Return this rank's numbers of 0 to count - 1: consecutive, in the order of the ranks."""
         return range(count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks)
 
     def _heads(self, model: DecoderConfig) -> range:
-        own = self.share(model.num_heads)
-        return range(own.start * model.head_dim, own.stop * model.head_dim)
+        owned = self.range_of(model.num_heads)
+        return range(owned.start * model.head_dim, owned.stop * model.head_dim)
 
     def _kv_heads(self, model: DecoderConfig) -> range:
         """Columns of the KV heads that this rank's heads read; several ranks may share one."""
@@ -110,8 +110,8 @@ class Shard:
 
     def _inner(self, model: DecoderConfig, experts: bool) -> range:
         if experts and model.mixture is not None:
-            return self.share(model.mixture.intermediate_size)
-        return self.share(model.intermediate_size)
+            return self.range_of(model.mixture.intermediate_size)
+        return self.range_of(model.intermediate_size)
 
 
 ALL = Shard()  # the whole model
@@ -162,7 +162,8 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
 
 def _why_not(model: DecoderConfig, ranks: int) -> str | None:
     """Say why the model cannot be divided; None if it can."""
-    heads, kv_heads = model.num_heads, model.num_kv_heads
+    heads = model.num_heads
+    kv_heads = model.num_kv_heads
     if heads % ranks:
         return f"the model's {heads} attention heads cannot be divided equally"
     if kv_heads % ranks and ranks % kv_heads:

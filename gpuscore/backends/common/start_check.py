@@ -45,7 +45,8 @@ TREES = (
     Tree((37, 1, 9, 33, 70, 20, 3), (-1, 0, 0, 0, 0, 0, 5)),
     Tree((150, 1, 30, 16), (-1, 0, 0, 0)),
 )
-CHUNK, ALONE = 93, 2  # few rows have another kernel for the label head
+CHUNK = 93
+ALONE = 2  # few rows have another kernel for the label head
 # FlashInfer skips tiles of keys that items cannot reach: so many items without a query that its
 # tiles, on Hopper of up to 192 rows and 96 keys, have some to skip.
 WITHOUT_QUERY = Tree((60,) * 6, (-1,) * 6)
@@ -54,8 +55,8 @@ ABSOLUTE = 1e-4  # error that is always allowed, in standard deviations of the l
 IN_EIGHT_BITS = 5e-2  # the same, where rows of activations are rounded to eight bits
 LEAST_SPREAD = 1e-2  # of the largest number, where all scores are the same
 FACTOR = 3.0  # of the reference's own error, in half precision
-# The share of rows that counts where rounding decides about the experts of a row, or a number next
-# to the middle of two integers may become either.
+# The fraction of rows that counts where rounding decides about the experts of a row, or a number
+# next to the middle of two integers may become either.
 MOST_ROWS = 0.8
 
 
@@ -81,7 +82,9 @@ class KnownRequests:
     def __init__(
         self, vocab: int, labels: int, page_size: int, trees: Sequence[Tree] = TREES
     ) -> None:
-        rng, self.trees, self._page_size = np.random.default_rng(0), trees, page_size
+        rng = np.random.default_rng(0)
+        self.trees = trees
+        self._page_size = page_size
         sizes = [sum(tree.lengths) for tree in trees]
         self._ids = [rng.integers(0, vocab, size).astype(np.int32) for size in sizes]
         self._labels = [rng.integers(0, labels, size).astype(np.int32) for size in sizes]
@@ -171,44 +174,46 @@ class Reference(NamedTuple):
         exact: runs a batch in float32.
         rounded: runs it in the model's half precision; None = it is float32.
         absolute: error that is always allowed.
-        share: of the rows that have to agree.
+        row_fraction: the fraction of rows that have to agree.
     """
 
     exact: Run
     rounded: Run | None
     absolute: float = ABSOLUTE
-    share: float = 1.0
+    row_fraction: float = 1.0
 
 
 def check_start(choice: str, known: KnownRequests, chosen: Run, reference: Reference) -> None:
     """Raise ConfigError if the chosen kernels' scores are too far from the reference's.
 
     Args:
-        choice: of kernels, for the error.
+        choice: names the chosen kernels, for the error.
         known: the requests.
         chosen: runs a batch with the chosen kernels; first, so that no memory holds right answers.
     """
-    rounded, share = reference.rounded, reference.share
+    rounded = reference.rounded
     got = [
         (what, known.rows(pieces), _numbers(chosen(batch)))
         for what, pieces, batch in known.batches()
     ]
     every = known.packed()
     expected = _numbers(reference.exact(every))
-    own = np.zeros(len(expected))
+    rounding = np.zeros(len(expected))
     if rounded is not None:
-        own = _errors(_numbers(rounded(every)), expected)
+        rounding = _errors(_numbers(rounded(every)), expected)
     # Others overflow, in this number format or in any; what that means `check_collapse` says.
-    judged = np.isfinite(own) & np.isfinite(expected).all(axis=1)
+    judged = np.isfinite(rounding) & np.isfinite(expected).all(axis=1)
     if not judged.any():
         logger.warning("the start cannot be checked: all scores of known requests overflow")
         return
     finite = expected[judged]
     spread = max(float(finite[:, 0].std()), LEAST_SPREAD * float(np.abs(finite).max()))
-    allowed = reference.absolute * spread + FACTOR * float(np.quantile(own[judged], share))
+    allowed = reference.absolute * spread + FACTOR * float(
+        np.quantile(rounding[judged], reference.row_fraction)
+    )
     for what, rows, numbers in got:
         errors = _errors(numbers, expected[rows])[judged[rows]]
-        error = float(np.quantile(errors, share)) if len(errors) else 0.0
+        error = float(np.quantile(errors, reference.row_fraction)) if len(errors) else 0.0
         if not error <= allowed:
             raise ConfigError(
                 f"{choice} computes something else than the reference on this machine: scores of "

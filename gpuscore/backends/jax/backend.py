@@ -122,7 +122,7 @@ class JaxBackend:
         rounded = None if dtype == jnp.float32 else plainly(dtype)
         reference = Reference(plainly(jnp.float32), rounded)
         if plan.precision == "int8":
-            reference = reference._replace(absolute=IN_EIGHT_BITS, share=MOST_ROWS)
+            reference = reference._replace(absolute=IN_EIGHT_BITS, row_fraction=MOST_ROWS)
         choice = f"--attention {plan.attention} with --backend jax"
         check_start(choice, known, chosen, reference)
 
@@ -255,7 +255,7 @@ class JaxBackend:
             "memory: weights %s, largest batch %s, KV cache %s",
             mebibytes(plan.weight_bytes),
             mebibytes(programs.bytes),
-            plan.pages.told(count),
+            plan.pages.describe(count),
         )
         return count
 

@@ -310,7 +310,7 @@ class TorchBackend:
             "memory: weights %s, largest batch %s, KV cache %s",
             mebibytes(plan.weight_bytes),
             f"{mebibytes(measured.batch)} ({how})",
-            pages.told(num_pages),
+            pages.describe(num_pages),
         )
         return num_pages
 

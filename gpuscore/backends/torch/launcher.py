@@ -224,7 +224,7 @@ class ShardedVocabulary:
     def __init__(self, group: RankGroup, tokens: int, head: Head) -> None:
         self._group = group
         self._head = head
-        self._first = group.shard.share(tokens).start
+        self._first = group.shard.range_of(tokens).start
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Return the embeddings [T, E] of tokens [T]; `table` [v, E] is this rank's part."""

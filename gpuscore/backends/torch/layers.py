@@ -162,5 +162,5 @@ def _elements(config: DecoderConfig) -> Iterator[int]:
     if config.mixture is not None:
         yield EXPERT_ROWS * config.mixture.intermediate_size
         yield STEADY_ROWS * config.mixture.top_k * config.hidden_size
-    for rows, labels in tile_shapes(STEADY_ROWS, config.label_rows, config.hidden_size):
+    for rows, labels in tile_shapes(STEADY_ROWS, config.label_rows, config.head_width):
         yield rows * labels

@@ -37,8 +37,8 @@ class BatchOptions:
     )
     max_bad: float = common(
         0.01,
-        "exit code 1 if all rows, or a larger share of them, are bad; the output is written all "
-        "the same",
+        "exit with code 1 if a larger share of the rows, or all of them, are bad; the output is "
+        "written anyway",
         metavar="SHARE",
         minimum=0,
         maximum=1,
@@ -121,7 +121,7 @@ def add_batch(commands: Any, run: Callable[[argparse.Namespace, Settings], int])
         "batch",
         usage="batch [MODEL] --input PATH --output PATH [OPTIONS]",
         help="score the rows of a file: JSON lines, CSV, Parquet",
-        description="Score the rows of a file; file in, file out.",
+        description="Score the rows of a file, and write them to another file.",
         epilog=EXAMPLES["batch"] + EPILOG,
         run=run,
     )

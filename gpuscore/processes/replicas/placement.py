@@ -42,7 +42,7 @@ def places_of_all(models: Sequence[ServedConfig], devices: str | None) -> list[l
     and are held against its free memory together. On CPUs they get equal parts of the cores.
 
     Args:
-        models: in the order of `--model`.
+        models: the served models, in the order of `--model`.
         devices: `--devices`.
 
     Raises:
@@ -73,8 +73,8 @@ def places_of_all(models: Sequence[ServedConfig], devices: str | None) -> list[l
 
     def place(base: Placement, model: ModelConfig) -> Placement:
         # No engine on a CPU can tell whether float32 fits for all.
-        own = replace(model, device=device)
-        return structs.replace(base, model=own, cores=next(cores))
+        placed = replace(model, device=device)
+        return structs.replace(base, model=placed, cores=next(cores))
 
     return [[place(base, model.config) for base in bases] for model in models]
 
@@ -88,9 +88,12 @@ def check_together(models: Sequence[ServedConfig], copies: int, free: int, on_cp
         free: bytes of memory.
         on_cpu: on a GPU, what batches take is estimated from the models' shapes.
     """
-    parts, total, processes = [], 0, 0
+    parts = []
+    total = 0
+    processes = 0
     for model in models:
-        weights, cache = size_of_weights(model.directory), model.config.kv_cache_size or 0
+        weights = size_of_weights(model.directory)
+        cache = model.config.kv_cache_size or 0
         other = ENGINE_BYTES
         if not on_cpu:
             plan = plan_memory(model.directory, model.config, free)
@@ -152,7 +155,8 @@ def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:
         raise ConfigError(
             f"--devices {devices} numbers all devices of the machine: unset {VISIBLE}={shown}"
         )
-    own, ranks = replace(model, device="cuda"), model.tensor_parallel
+    on_gpu = replace(model, device="cuda")
+    ranks = model.tensor_parallel
     if len(names) % ranks:
         raise ConfigError(
             f"--devices {devices} has {len(names)} devices, which replicas of --tensor-parallel "
@@ -160,7 +164,7 @@ def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:
         )
     groups = [names[start : start + ranks] for start in range(0, len(names), ranks)]
     return [
-        Placement("+".join(group), own, {VISIBLE: ",".join(group).replace("cuda:", "")})
+        Placement("+".join(group), on_gpu, {VISIBLE: ",".join(group).replace("cuda:", "")})
         for group in groups
     ]
 
@@ -179,5 +183,5 @@ def free_cuda() -> list[int]:
     command = [sys.executable, "-P", "-c", _ASKING]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS)
     if answer.returncode:
-        raise ConfigError(f"the CUDA devices cannot be asked: {answer.stderr}")
+        raise ConfigError(f"torch cannot list the CUDA devices: {answer.stderr}")
     return [int(size) for size in answer.stdout.splitlines()[-1].split()]

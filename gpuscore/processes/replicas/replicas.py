@@ -1,4 +1,4 @@
-"""The replicas of a model: one engine in front of many, which routes and runs again."""
+"""The replicas of a model behind one interface, which routes requests and runs lost ones again."""
 
 import logging
 import threading
@@ -39,7 +39,7 @@ class _Flight:
 
 
 class Replicas:
-    """Thread-safe front of the replicas of a model, used by `gpuscore serve` and `gpuscore.ray`.
+    """Thread-safe access to the replicas of a model, used by `gpuscore serve` and `gpuscore.ray`.
 
     Every request is answered once. If a replica is lost, its requests in flight run again on
     another replica, since scoring has no effects; a request that loses MAX_LOSSES replicas fails.
@@ -51,13 +51,14 @@ class Replicas:
         config: the limits on all requests in flight, which the server enforces.
 
     Attributes:
-        tokens: in flight at each replica.
+        tokens: the tokens in flight at each replica.
     """
 
     def __init__(
         self, replicas: Sequence[EngineClient], devices: Sequence[str], config: EngineConfig
     ) -> None:
-        self._replicas, self._devices = replicas, devices
+        self._replicas = replicas
+        self._devices = devices
         self.config = config
         self._lock = threading.Lock()
         self.tokens = [0] * len(replicas)
@@ -74,11 +75,12 @@ class Replicas:
         """
         everywhere = self._wait([replica.started for replica in self._replicas])
         for number, limits in enumerate(everywhere):
-            first, other = everywhere[0].model, limits.model
+            first = everywhere[0].model
+            other = limits.model
             if first != other:
                 raise ConfigError(
                     f"the replicas differ: {first} on {self._devices[0]}, {other} on "
-                    f"{self._devices[number]}; set the options that auto chooses differently"
+                    f"{self._devices[number]}; set the options that auto chose differently"
                 )
         return everywhere[0]
 
@@ -212,16 +214,17 @@ def start_models(
         patience: when an engine counts as lost.
 
     Raises:
-        ConfigError: as `places_of_all`. Errors of the engines themselves are raised by the methods
-            of `Replicas` that wait.
+        ConfigError: an error of `places_of_all`. Errors of the engines themselves are raised by
+            the methods of `Replicas` that wait.
     """
     everyone: list[EngineClient] = []
-    started, run = [], command(factory)
+    started = []
+    run = command(factory)
     for model, places in zip(models, places_of_all(models, engine.devices), strict=True):
-        own = [
+        engines = [
             EngineClient(run, Start(str(model.directory), place, engine), patience, everyone)
             for place in places
         ]
-        everyone += own
-        started.append(Replicas(own, [place.device for place in places], engine))
+        everyone += engines
+        started.append(Replicas(engines, [place.device for place in places], engine))
     return started

@@ -22,7 +22,7 @@ def choose(request: ScoreRequest, loads: Mapping[int, int], limits: BackendLimit
 
     Args:
         loads: the tokens in flight at each replica that is ready, by its number; at least one.
-        limits: of every replica.
+        limits: the limits that every replica has.
     """
     home = None
     if digest := home_digest(request, limits.page_size):

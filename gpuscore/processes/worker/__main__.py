@@ -1,4 +1,4 @@
-"""The main program of the engine's process, which `gpuscore serve` starts.
+"""The main program of the engine process, which `gpuscore serve` starts.
 
     python -P -m gpuscore.processes.worker MODULE:FUNCTION SOCKET PARENT
 

@@ -1,4 +1,4 @@
-"""The engine's process: it loads a model, answers score messages and sends heartbeats."""
+"""The engine process: it loads a model, answers score messages and sends heartbeats."""
 
 import gc
 import logging
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds between heartbeats
 TRIM = 4.0  # seconds without work, after which free memory is given back
-EXIT_OK, EXIT_FAILED = 0, 1
+EXIT_OK = 0
+EXIT_FAILED = 1
 
 Prepare = Callable[[Path, ModelConfig], Prepared]
 
@@ -68,7 +69,7 @@ def run(sock: socket.socket, prepare: Prepare) -> int:
             pipe.put(partial(encode, Refused(str(error))), now=True)
             return EXIT_OK
         except Exception:
-            logger.exception("the engine's process failed")
+            logger.exception("the engine process failed")
             return EXIT_FAILED
 
 
@@ -120,14 +121,14 @@ class _Worker:
         futures = self._engine.score_all(list(requests.values()))
         for id, future in zip(requests, futures, strict=True):
             self._futures[id] = future
-            future.add_done_callback(partial(self._answered, id))
+            future.add_done_callback(partial(self._done, id))
         self._send_answers()  # of futures that were done before their callback was added
 
-    def _answered(self, id: int, future: "Future[ScoreResult]") -> None:
+    def _done(self, id: int, future: "Future[ScoreResult]") -> None:
         """Note a done future; called in the engine's thread or from `_score`."""
         del self._futures[id]
         if not future.cancelled():
-            self._answers.append(partial(_answer, id, future))
+            self._answers.append(partial(_encode_answer, id, future))
 
     def _send_answers(self) -> None:
         """Send all answers of a step at once, to wake the writer and the reader only once."""
@@ -146,12 +147,18 @@ class _Worker:
         cancelled meanwhile. After TRIM seconds without work, memory that batches of many sizes left
         in pieces goes back to the system; the next batch then takes a few milliseconds longer.
         """
-        progress, since, worked, trimmed = None, monotonic(), monotonic(), 0
+        progress = None
+        since = monotonic()
+        worked = monotonic()
+        trimmed = 0
         while self._engine.alive:
-            stats, now = self._engine.stats(), monotonic()
-            made, busy = (stats.counters, layers_done()), stats.requests or stats.running
-            if made != progress or not busy:
-                progress, since = made, now
+            stats = self._engine.stats()
+            now = monotonic()
+            counts = (stats.counters, layers_done())
+            busy = stats.requests or stats.running
+            if counts != progress or not busy:
+                progress = counts
+                since = now
             if busy:
                 worked = now
             elif now - worked > TRIM and stats.counters.batches > trimmed:
@@ -164,7 +171,7 @@ class _Worker:
         os._exit(EXIT_FAILED)
 
 
-def _answer(id: int, future: "Future[ScoreResult]") -> bytes:
+def _encode_answer(id: int, future: "Future[ScoreResult]") -> bytes:
     """Encode the answer of a done future, in the reading thread or in the engine's."""
     error = future.exception()
     answer: Message = Result(id, future.result()) if error is None else Failure.of(id, error)

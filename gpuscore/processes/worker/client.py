@@ -61,7 +61,7 @@ class EngineClient:
         about: the first child's description of the model, once it has started.
         ended: done after `close`; raises EngineFailed if the child fails too often to be restarted.
         pid: the process id of the present child, or else of the last one.
-        restarts: so far.
+        restarts: the number of restarts so far.
     """
 
     def __init__(
@@ -76,8 +76,10 @@ class EngineClient:
         self.about = ""
         self.pid: int | None = None
         self.restarts = 0
-        self._command, self._start = command, start
-        self._patience, self._everyone = patience or Patience(), everyone
+        self._command = command
+        self._start = start
+        self._patience = patience or Patience()
+        self._everyone = everyone
         self._lock = threading.Lock()
         self._ids = count()
         self._waiting: dict[int, tuple[ScoreRequest, Future[ScoreResult]]] = {}
@@ -134,7 +136,7 @@ class EngineClient:
         messages = map(Score, ids, requests)
         pipe.put(*(partial(encode, message) for message in messages), now=alone)
         for id, future in zip(ids, futures, strict=True):
-            future.add_done_callback(partial(self._leave, id, pipe))
+            future.add_done_callback(partial(self._forget, id, pipe))
         return futures
 
     def close(self) -> None:
@@ -142,7 +144,7 @@ class EngineClient:
         self._closing.set()
         self._thread.join()
 
-    def _leave(self, id: int, pipe: Pipe, future: "Future[ScoreResult]") -> None:
+    def _forget(self, id: int, pipe: Pipe, future: "Future[ScoreResult]") -> None:
         with self._lock:
             self._waiting.pop(id, None)
         if future.cancelled():
@@ -177,12 +179,12 @@ class EngineClient:
             if not self.started.done() and self._loading > self._start.engine.load_timeout:
                 raise LoadTimeout(reason)
             if not self.started.done():
-                raise EngineFailed(f"the engine's process was lost at start: {reason}")
+                raise EngineFailed(f"the engine process was lost at start: {reason}")
             if not any(engine.hopeful for engine in (self, *self._everyone)):
                 raise EngineFailed(
                     f"the engine failed {self._failures} times in a row, last: {reason}"
                 )
-            logger.error("the engine's process was lost: %s; it is started again", reason)
+            logger.error("the engine process was lost: %s; it will be restarted", reason)
             if not self._closing.wait(self._patience.delay):
                 self.restarts += 1
 
@@ -192,7 +194,9 @@ class EngineClient:
             process = EngineProcess(self._command)
         except OSError as error:
             return f"it cannot be started ({error})"
-        self.pid, self._loading, reason = process.pid, 0.0, ""
+        self.pid = process.pid
+        self._loading = 0.0
+        reason = ""
         process.pipe.put(partial(encode, self._start), now=True)
         try:
             self._watch(process.pipe)
@@ -253,7 +257,9 @@ class EngineClient:
         if self.started.done() and self.started.result().model != message.limits.model:
             raise _Lost("the restarted engine has loaded another model than the first one")
         with self._lock:
-            self._pipe, self._ready_at, self._silence = pipe, monotonic(), 0.0
+            self._ready_at = monotonic()
+            self._silence = 0.0
+            self._pipe = pipe
         if not self.started.done():  # only now: who waits for it may send requests at once
             self.about = message.about
             self.started.set_result(message.limits)

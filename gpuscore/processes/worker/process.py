@@ -1,4 +1,4 @@
-"""Starting and ending the engine's process, on the parent's side."""
+"""Starting and ending the engine process, on the parent's side."""
 
 import ctypes
 import os
@@ -64,7 +64,8 @@ class EngineProcess:
             raise
         finally:
             theirs.close()
-        self.pid, self.pipe = self._process.pid, Pipe(ours)
+        self.pid = self._process.pid
+        self.pipe = Pipe(ours)
 
     def end(self) -> str:
         """Close the socket, at which the process ends, or kill it; return its exit code or signal

@@ -1,4 +1,4 @@
-"""The messages between the server and the engine's process, structs of msgspec as MessagePack, and
+"""The messages between the server and the engine process, structs of msgspec as MessagePack, and
 one end of the connection that sends them.
 
 A request and its result are `ScoreRequest` and `ScoreResult` themselves, whose arrays are sent as
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 MAX_FRAME = 2**30  # bytes; the largest request and result of the default limits take about 10 MiB
 _HEAD = struct.Struct("<I")
 _PIECE = 2**20
-_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
+_INT32 = np.dtype("<i4")
+_FLOAT32 = np.dtype("<f4")
 _encoder = msgspec.msgpack.Encoder()
 _ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
 
@@ -156,11 +157,11 @@ def decoder(kind: type[MessageT] | UnionType) -> Callable[[bytes], MessageT]:
 
     It raises ProtocolError if a frame is no such message.
     """
-    made: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kind, dec_hook=_received)
+    typed: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kind, dec_hook=_received)
 
     def decode(frame: bytes) -> MessageT:
         try:
-            return made.decode(frame)
+            return typed.decode(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a malformed message: {error}") from error
 
@@ -219,7 +220,8 @@ def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
     if any(not 0 <= id < limits.vocab_rows for ids in sequences for id in ids):
         raise ProtocolError(f"a label's token id outside 0 to {limits.vocab_rows - 1}")
     of_query = () if request.readouts is None else (request.readouts.query_labels,)
-    tokens, rows_of_labels = (request.query_ids, *items), (*of_query, *labels)
+    tokens = (request.query_ids, *items)
+    rows_of_labels = (*of_query, *labels)
     for arrays, rows in (tokens, limits.vocab_rows), (rows_of_labels, limits.label_rows):
         ids = np.concatenate(arrays)
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
@@ -289,7 +291,7 @@ class Pipe:
         """Send what is queued and receive once; return the complete frames.
 
         Args:
-            seconds: to wait for data, or for messages to send; None: as long as it takes.
+            seconds: the longest wait for data or for messages to send; None: no limit.
 
         Raises:
             EOFError: the other side has closed or is gone.
@@ -319,7 +321,8 @@ class Pipe:
         if not size:
             raise EOFError
         self._in += self._received[:size]
-        frames, start = [], 0
+        frames = []
+        start = 0
         while len(self._in) - start >= _HEAD.size:
             (size,) = _HEAD.unpack_from(self._in, start)
             if size > MAX_FRAME:

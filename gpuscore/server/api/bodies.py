@@ -49,7 +49,8 @@ from gpuscore.types.results import scored_places
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 JSON = "application/json"
-IDENTITY, GZIP = "identity", "gzip"
+IDENTITY = "identity"
+GZIP = "gzip"
 PIECE = 2**18  # most bytes that are unpacked before the event loop is free for others
 WITH_GZIP = zlib.MAX_WBITS | 16  # zlib's flag for gzip's header and trailer
 
@@ -82,7 +83,7 @@ class Unpacker:
     def check_ended(self) -> None:
         """Raise InvalidRequest if the body is not complete."""
         if not self._inner.eof:
-            raise InvalidRequest("the body ends before its content encoding does")
+            raise InvalidRequest("the body ends before its gzip data is complete")
 
 
 def unpacker(fields: list[str]) -> Unpacker | None:
@@ -121,7 +122,8 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
     """
     limit = config.max_body_bytes
     reader = unpacker(request.headers.getlist("content-encoding"))
-    parts, size = [], 0
+    parts = []
+    size = 0
     async for part in request.stream():
         if reader is None:
             parts.append(part)
@@ -186,12 +188,13 @@ async def answer(
         if dialect.is_small(body):
             prepared, size = _prepared(model, dialect, body)
         else:
-            work = partial(_prepared, model, dialect, body)
-            prepared, size = await service.in_thread(record.tenant, work)
+            prepare = partial(_prepared, model, dialect, body)
+            prepared, size = await service.in_thread(record.tenant, prepare)
     name = answered_name(served, body)
     size += FRAME_BYTES + text_bytes(name)
     reserve(size)
-    prepared.model, prepared.record = name, record
+    prepared.model = name
+    prepared.record = record
     if prepared.parts:
         prepared.results = await _results(service, model, prepared, record)
     elif prepared.request is not None:
@@ -219,11 +222,11 @@ def _prepared(
 
 
 def _encoded(dialect: Dialect[BodyT], prepared: PreparedBody[BodyT]) -> bytes:
-    made = list[bytes]()
+    pieces = list[bytes]()
     for piece in dialect.encode(prepared):
         announce(len(piece))
-        made.append(piece)
-    return b"".join(made)
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def _results(
@@ -284,5 +287,5 @@ async def _decode_large(
     service: ScoringService, dialect: Dialect[BodyT], received: bytes, record: RequestRecord
 ) -> BodyT:
     limits = service.models.limits  # None if no model is loaded, and the answer is 503
-    work = partial(dialect.decode, received, record, limits)
-    return await service.in_thread(record.tenant, work, large=True)
+    decode = partial(dialect.decode, received, record, limits)
+    return await service.in_thread(record.tenant, decode, large=True)

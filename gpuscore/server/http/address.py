@@ -38,15 +38,15 @@ def address_of(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def connections_here(wanted: int) -> int:
-    """Return how many of the wanted connections this process may have.
+def connections_here(limit: int) -> int:
+    """Return how many connections this process may have, at most `limit`.
 
-    Each takes a descriptor, whose limit is raised as far as that is needed and allowed.
+    Each takes a descriptor. The limit on descriptors is raised as far as needed and allowed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + RESERVE
+    needed = limit + RESERVE
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return min(wanted, max(soft - RESERVE, soft // 2))
-    return wanted
+        return min(limit, max(soft - RESERVE, soft // 2))
+    return limit

@@ -31,9 +31,10 @@ class Admission:
     def __init__(self, service: ScoringService, config: ServerConfig) -> None:
         self.requests = self.bytes = 0
         self._tenants: Counter[str] = Counter()  # requests of each
-        self._service, self._config = service, config
+        self._service = service
+        self._config = config
 
-    def check(self, tenant: str, announced: int, own: int = 0) -> None:
+    def check(self, tenant: str, announced: int, received: int = 0) -> None:
         """Raise the error for a request that must be refused now.
 
         Without an engine none is: the service answers those requests.
@@ -41,7 +42,7 @@ class Admission:
         Args:
             tenant: the owner of the request's key.
             announced: bytes of its body that are still to come, as far as is known.
-            own: bytes that it has here.
+            received: bytes that it has here already.
         """
         backlogs = self._service.models.backlogs  # whose request it is, its body tells
         if not backlogs:
@@ -56,9 +57,9 @@ class Admission:
             raise Overloaded(
                 f"{self._tenants[tenant]} requests of this API key are in flight", retry_after=1
             )
-        self._check_bytes(own, announced)
+        self._check_bytes(received, announced)
         seconds = min(self._config.max_queue_seconds, self._config.request_timeout)
-        tokens = (own + announced) // BYTES_PER_TOKEN
+        tokens = (received + announced) // BYTES_PER_TOKEN
         refusals = [backlog.wait_refusal(tokens, seconds) for backlog in backlogs]
         # While one model has time, only `ScoringService.run` can tell that another has none.
         if (first := refusals[0]) is not None and None not in refusals:
@@ -86,10 +87,11 @@ class Admission:
             if not self._tenants[visit.tenant]:
                 del self._tenants[visit.tenant]
 
-    def _check_bytes(self, own: int, announced: int) -> None:
-        """Raise Overloaded if others have bytes here and `own` and `announced` make too many."""
-        others, limit = self.bytes - own, self._config.max_queued_bytes
-        if others and others + own + announced > limit:
+    def _check_bytes(self, received: int, announced: int) -> None:
+        """Raise Overloaded if other requests have bytes here and this one's make too many."""
+        others = self.bytes - received
+        limit = self._config.max_queued_bytes
+        if others and others + received + announced > limit:
             raise Overloaded(
                 f"{self.requests} requests with bodies and answers of {others} bytes are in "
                 f"flight, the limit is {limit} bytes",

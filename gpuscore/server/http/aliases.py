@@ -15,7 +15,7 @@ from gpuscore.errors import ConfigError
 # Routes that may have other paths. Others are left out: whoever may reach a path of the platform's
 # must not read by it what the server tells its operator.
 ROUTES = (*(path for path in DIALECT_OF if path not in GENERATING_PATHS), *PROBE_PATHS)
-_OWN = {*DIALECT_OF, *OPEN_PATHS, *(path for group in GROUPS.values() for path in group)}
+_EXISTING = {*DIALECT_OF, *OPEN_PATHS, *(path for group in GROUPS.values() for path in group)}
 _FILES = ("/docs/", "/ui/")  # folders of the pages' files
 # As `read_target` returns paths, without "," and "=", which separate aliases and their parts.
 _PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+;:@/-]*")
@@ -25,15 +25,15 @@ def read_aliases(config: ServerConfig) -> Mapping[str, str]:
     """Return the route of each further path.
 
     Raises:
-        ConfigError: a path is malformed, comes twice or has a meaning already, or its route is none
-            of ROUTES.
+        ConfigError: a path is malformed, comes twice or is one of the server's own, or its route
+            is none of ROUTES.
     """
     aliases: dict[str, str] = {}
     for text in config.path_aliases.split(",") if config.path_aliases else ():
         path, _, route = text.strip().partition("=")
-        taken = path in _OWN or path in aliases or path.startswith(_FILES)
+        taken = path in _EXISTING or path in aliases or path.startswith(_FILES)
         if taken or route not in ROUTES or not _PATH.fullmatch(path):
-            why = f"{path} has a meaning already; it " if taken else ""
+            why = f"{path} is a path of the server already; it " if taken else ""
             raise ConfigError(
                 f"--path-alias {text}: {why}must be PATH=ROUTE, such as /ping=/ready; PATH begins "
                 "with / and has no query, "

@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 # this many bytes; the others wait. (After a long round, `Rounds.pieces` allows more.) This keeps
 # rounds to some milliseconds, so that refusals and probes are answered even when a thousand
 # requests arrive at once.
-STARTS, START_BYTES = 8, 2**18
+STARTS = 8
+START_BYTES = 2**18
 SLICES = 8  # connections that parse in a round
 BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
@@ -86,8 +87,12 @@ class Gate:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
         gets = {path for path, route in self.routes.items() if "GET" in (route.methods or ())}
         self._methods = {path: _GET if path in gets else ("POST",) for path in self.routes}
-        self._app, self.config, self._keys, self._hosts = app, config, keys, hosts
-        self.operations, self._open = operations, frozenset(open_paths)
+        self._app = app
+        self.config = config
+        self._keys = keys
+        self._hosts = hosts
+        self.operations = operations
+        self._open = frozenset(open_paths)
         self._service = operations.service
         self._aliases = read_aliases(config)
         self.admission = Admission(self._service, config)
@@ -137,7 +142,8 @@ class Gate:
 
     def _check(self, scope: Scope) -> None:
         """Raise the error of a head that is refused; otherwise note its tenant and its route."""
-        record, headers = record_of(scope), scope["headers"]
+        record = record_of(scope)
+        headers = scope["headers"]
         path = scope["path"] = self._aliases.get(scope["path"], scope["path"])
         route = self.routes.get(path)
         record.route = UNMATCHED if route is None else path
@@ -154,7 +160,7 @@ class Gate:
         if route is None:
             raise NotFound(no_such_path(path))
         if scope["method"] not in self._methods[path]:
-            raise MethodNotAllowed("this path does not have that method")
+            raise MethodNotAllowed("this path does not support that method")
         if path not in DIALECT_OF:
             return
         if self._service.draining:
@@ -184,8 +190,11 @@ class Gate:
     ) -> Callable[[], Awaitable[Message]]:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
-        limit, seconds = self.config.max_body_bytes, self.config.client_timeout
-        announced, end, complete = scope["state"][_LENGTH], monotonic() + seconds, False
+        limit = self.config.max_body_bytes
+        seconds = self.config.client_timeout
+        announced = scope["state"][_LENGTH]
+        end = monotonic() + seconds
+        complete = False
 
         def check_size(size: int) -> None:
             if size > limit:

@@ -69,7 +69,9 @@ def body_length(headers: Headers, version: str) -> int | None:
 
     Raises InvalidRequest for a Host or a coding that a proxy could understand differently.
     """
-    hosts, length, chunked = 0, 0, False
+    hosts = 0
+    length = 0
+    chunked = False
     for name, value in headers:
         if name == b"host":
             hosts += 1
@@ -177,9 +179,9 @@ class ApiKeys:
             try:
                 self._digests = read_api_keys(config)._digests
             except ConfigError as error:
-                logger.error("the API keys stay as they are: %s", error)
+                logger.error("the API keys were not reloaded: %s", error)
             else:
-                logger.warning("the API keys were read again: %d are valid", len(self))
+                logger.warning("the API keys were reloaded: %d are valid", len(self))
 
         threading.Thread(target=read, name="api-keys", daemon=True).start()
 

@@ -31,13 +31,18 @@ SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read: the con
 # A connection parses at most this many heads and parts of bodies at once; then others get their
 # turn. A part with many lines, as of chunks of one byte, has at most MANY bytes.
 STEPS = 4
-MANY, LINES = 2**12, 256
-# What a connection waits for until its deadline. Without one the application works, whose deadlines
-# are its own.
-HEAD, IDLE, REST, WORK = "head", "idle", "rest", "work"
+MANY = 2**12
+LINES = 256
+# What a connection waits for until its deadline. ANSWER has none: the application has deadlines of
+# its own.
+HEAD = "head"
+IDLE = "idle"
+REST = "rest"
+ANSWER = "answer"
 SEND = "send"  # the client must take most of what is written
 # The connection is closing: it drops what arrives, or the client must take its last answer.
-LINGERS, LAST = "lingers", "last"
+LINGERS = "lingers"
+LAST = "last"
 
 # The read buffer, which all connections share. Its size bounds one read, and so the bytes that a
 # connection keeps unparsed.
@@ -54,7 +59,9 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def __init__(self, *, gate: Gate, most: int, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self._gate, self._settings, self._most = gate, gate.config, most
+        self._gate = gate
+        self._settings = gate.config
+        self._most = most
         self._data = bytearray()  # not parsed yet
         self._searched = 0  # bytes of a head that has no end yet
         self._ended = False  # llhttp has ended a message
@@ -66,7 +73,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._needs = True  # more bytes are needed to go on
         self._queued = False  # in the turns of all connections
         self._start: Message | None = None  # of an answer, until its first part is there
-        self._state, self._end = WORK, NEVER
+        self._state = ANSWER
+        self._end = NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -90,7 +98,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._drop(nbytes)
         else:
             self._data += _READ[:nbytes]
-            self._work()
+            self._parse()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self not in self.connections:  # refused in `connection_made`
@@ -112,7 +120,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._state == SEND:
-            self._await(WORK)
+            self._await(ANSWER)
         self._settle()
 
     # The callbacks of llhttp.
@@ -151,7 +159,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         return self._state in (LINGERS, LAST) or self.transport.is_closing()
 
     @property
-    def _has_room(self) -> bool:
+    def _may_parse(self) -> bool:
         """True if more bytes may be parsed: a head only if its request can be answered now."""
         if self._broken or self._closing:
             return False
@@ -168,14 +176,14 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Go on in a later round with bytes that wait; the application has taken some of a body."""
         if not self._needs and not self._queued:
             self._queued = True
-            self._gate.turns.add(self._work)
+            self._gate.turns.add(self._parse)
 
-    def _work(self) -> None:
+    def _parse(self) -> None:
         """Parse what has arrived, up to STEPS parts of it."""
         self._queued = self._needs = False
         try:
             for _ in range(STEPS):
-                if self._data and not self._needs and self._has_room:
+                if self._data and not self._needs and self._may_parse:
                     self._needs = not (self._parse_body() if self._in_body else self._parse_head())
         except GpuscoreError as error:
             self._fail(error)
@@ -198,12 +206,13 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
-            if self._has_room:
+            if self._may_parse:
                 self.wake()
 
     def _parse_head(self) -> bool:
         """Parse a head and begin with its request; return False if it is not complete."""
-        data, most = self._data, self._settings.max_header_bytes
+        data = self._data
+        most = self._settings.max_header_bytes
         blank = len(data) - len(data.lstrip(b"\r\n"))  # between two requests
         end = data.find(END, max(blank, self._searched))
         size = len(data) if end < 0 else end + len(END)
@@ -213,7 +222,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             check_beginning(data, self._searched)
             self._searched = max(0, len(data) - len(END) + 1)
             return False
-        self._searched, self._around = 0, size
+        self._searched = 0
+        self._around = size
         self.cycle = None  # type: ignore[assignment]  # until the head is parsed
         self._feed(size, readable)
         self._left = body_length(self.headers, self.scope["http_version"])
@@ -229,7 +239,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._spare = self._settings.max_body_bytes
         if not self._in_body or self.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False
-        self._await(WORK)
+        self._await(ANSWER)
         answer = self._gate.refusal(cast(Scope, cycle.scope))
         if answer is None:
             self._task = self.loop.create_task(self._run(cycle))
@@ -244,12 +254,14 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _parse_body(self) -> bool:
         """Parse a part of a body; return False if more bytes are needed."""
-        data, left = self._data, self._left
+        data = self._data
+        left = self._left
         if left is None:
             end = data.find(END)
             size = len(data) if end < 0 else end + len(END)
             if size > MANY and data.count(b"\n", 0, size) > LINES:
-                size, end = MANY, -1
+                size = MANY
+                end = -1
             if end < 0:  # the last bytes stay if they may be the beginning of an END
                 size -= next(n for n in (3, 2, 1, 0) if data.endswith(END[:n], 0, size))
             if not size:
@@ -310,7 +322,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.write(body)
         else:
             answer = self._start["status"], self._start["headers"], body
-            self._start, cycle.keep_alive = None, self._write(answer, cycle.keep_alive)
+            self._start = None
+            cycle.keep_alive = self._write(answer, cycle.keep_alive)
         if self.flow.write_paused:
             await self.flow.drain()  # the request counts until the client has taken most of it
         if not message.get("more_body", False):
@@ -377,7 +390,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _await(self, state: str, seconds: float = NEVER) -> None:
         """Wait for so many seconds at most; a timer that fires too early is then set again."""
-        self._state, self._end = state, self.loop.time() + seconds
+        self._state = state
+        self._end = self.loop.time() + seconds
         if self._timer is not None and self._timer.when() > self._end:
             self._timer.cancel()
             self._timer = None
@@ -385,7 +399,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._timer = self.loop.call_at(self._end, self._late)
 
     def _late(self) -> None:
-        self._timer, seconds = None, self._settings.client_timeout
+        self._timer = None
+        seconds = self._settings.client_timeout
         if self.loop.time() < self._end:
             self._await(self._state, self._end - self.loop.time())
         elif self._state == HEAD:

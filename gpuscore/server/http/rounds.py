@@ -46,14 +46,14 @@ class Rounds(selectors.DefaultSelector):
 
 
 async def in_time(
-    work: Awaitable[ResultT], deadline: float, late: Callable[[], GpuscoreError]
+    awaitable: Awaitable[ResultT], deadline: float, late: Callable[[], GpuscoreError]
 ) -> ResultT:
-    """Return the result of `work`, or cancel it at `deadline`, of `monotonic`, and raise `late`'s
+    """Return the result of `awaitable`; at `deadline`, of `monotonic`, cancel it and raise `late`'s
     error."""
     try:
         async with asyncio.timeout_at(deadline) as limit:
-            return await work
+            return await awaitable
     except TimeoutError:
-        if not limit.expired():  # the work's own
+        if not limit.expired():  # raised by the awaitable itself
             raise
         raise late() from None

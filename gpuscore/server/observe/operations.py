@@ -78,7 +78,8 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self._requests, self._duration = cache(requests.labels), cache(duration.labels)
+        self._requests = cache(requests.labels)
+        self._duration = cache(duration.labels)
         self._stages = {
             name: self._sizes(f"{name}_duration_seconds", _STAGES[name], SECONDS) for name in STAGES
         }
@@ -154,8 +155,8 @@ def request_line(record: RequestRecord, style: LogFormat = "json") -> bytes:
         return msgspec.json.encode(fields) + b"\n"
     names = (*SHOWN, "request_id") if record.status >= 400 else SHOWN
     parts = [f"{name}={fields[name]}" for name in names if fields[name] is not None]
-    asked = f"{clock_time()} {record.method} {record.route} {record.status}"
-    return " ".join([asked, *parts]).encode() + b"\n"
+    request = f"{clock_time()} {record.method} {record.route} {record.status}"
+    return " ".join([request, *parts]).encode() + b"\n"
 
 
 def _fields(record: RequestRecord) -> dict[str, str | float | None]:
@@ -180,7 +181,8 @@ def _fields(record: RequestRecord) -> dict[str, str | float | None]:
         stage = record.stages.get(name)
         fields[f"{name}_ms"] = None if stage is None else round(1000 * stage[1], 3)
     fields["total_ms"] = round(1000 * record.seconds, 3)
-    fields["bytes_in"], fields["bytes_out"] = record.bytes_in, record.bytes_out
+    fields["bytes_in"] = record.bytes_in
+    fields["bytes_out"] = record.bytes_out
     return fields
 
 
@@ -194,7 +196,9 @@ class Operations(Collector):
         tracer: "SpanTracer | None" = None,
         log_requests: bool = True,
     ) -> None:
-        self.service, self.log, self.tracer = service, log, tracer
+        self.service = service
+        self.log = log
+        self.tracer = tracer
         self.log_requests = log_requests
         self.running = 0
         self.connections_refused = 0  # over the limit

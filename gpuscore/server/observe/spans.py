@@ -51,10 +51,10 @@ class SpanTracer:
 def _carrier(headers: Headers) -> dict[str, str]:
     """Return the trace headers. Repeated fields are joined, which makes a traceparent invalid."""
     carrier: dict[str, str] = {}
-    for wanted in _CONTEXT_HEADERS:
-        values = [value for name, value in headers if name == wanted.encode()]
+    for header in _CONTEXT_HEADERS:
+        values = [value for name, value in headers if name == header.encode()]
         if values:
-            carrier[wanted] = b",".join(values).decode("latin-1")
+            carrier[header] = b",".join(values).decode("latin-1")
     return carrier
 
 
@@ -65,8 +65,8 @@ def _attributes(record: RequestRecord) -> dict[str, str | int]:
     "score" is an operation of our own: none of the conventions' only reads prompts. Only what is
     scored is an operation, and none has output tokens, because none are made.
     """
-    asked = record.model or None
-    scores = asked is not None and record.items is not None
+    model = record.model or None
+    scores = model is not None and record.items is not None
     operation = "text_completion" if record.route == COMPLETIONS_PATH else "score"
     known: dict[str, str | int | None] = {
         "http.request.method": record.method.upper() if record.method != "other" else "_OTHER",
@@ -75,8 +75,8 @@ def _attributes(record: RequestRecord) -> dict[str, str | int]:
         "error.type": record.code or None,
         "gen_ai.operation.name": operation if scores else None,
         "gen_ai.provider.name": "gpuscore" if scores else None,
-        "gen_ai.request.model": asked,
-        "gen_ai.response.model": asked if record.status == 200 else None,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model if record.status == 200 else None,
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
         "gpuscore.request_id": record.request_id,

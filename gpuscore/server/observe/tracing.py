@@ -22,8 +22,8 @@ def read_tracer(environment: Mapping[str, str]) -> "SpanTracer | None":
     Raises:
         ConfigError: the protocol is not http/protobuf, or the extra gpuscore[otel] is missing.
     """
-    asked = _asked_by(environment)
-    if asked is None:
+    variable = _address_variable(environment)
+    if variable is None:
         return None
     for name in _PROTOCOLS:
         if environment.get(name, _PROTOCOL) != _PROTOCOL:
@@ -32,7 +32,7 @@ def read_tracer(environment: Mapping[str, str]) -> "SpanTracer | None":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise ConfigError(
-            f"{asked} asks for traces, which need OpenTelemetry: {install('otel')}, or set "
+            f"{variable} asks for traces, which need OpenTelemetry: {install('otel')}, or set "
             "OTEL_SDK_DISABLED=true"
         ) from error
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -50,7 +50,7 @@ def read_tracer(environment: Mapping[str, str]) -> "SpanTracer | None":
     return SpanTracer(provider)
 
 
-def _asked_by(environment: Mapping[str, str]) -> str | None:
+def _address_variable(environment: Mapping[str, str]) -> str | None:
     """Return the name of the variable that asks for traces, or None."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None

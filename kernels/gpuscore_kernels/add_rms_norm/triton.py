@@ -26,21 +26,26 @@ def add_rms_norm_kernel(
     HAS_DELTA: tl.constexpr,
     ONE_PLUS: tl.constexpr,
 ):
+    """Add and norm one row.
+
+    Each program loads a row of x, and with HAS_DELTA adds delta and stores the sum. It sums
+    squares, multiplies with their inverse root mean and with the weight, and rounds once.
+    """
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < WIDTH
-    value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < WIDTH
+    value = tl.load(x + row * x_stride + cols, mask=mask, other=0.0)
     if HAS_DELTA:
-        added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        added = tl.load(delta + row * delta_stride + cols, mask=mask, other=0.0)
         value = value.to(tl.float32) + added.to(tl.float32)
-        tl.store(total + row * WIDTH + columns, value, mask=inside)
-    wide = value.to(tl.float32)
-    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total + row * WIDTH + cols, value, mask=mask)
+    x_hat = value.to(tl.float32)
+    x_hat = x_hat * tl.rsqrt(tl.sum(x_hat * x_hat, axis=0) / WIDTH + eps)
+    w = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
     if ONE_PLUS:
-        scale = 1.0 + scale
-    result = (wide * scale).to(weight.dtype.element_ty)
-    tl.store(normed + row * WIDTH + columns, result, mask=inside)
+        w = 1.0 + w
+    result = (x_hat * w).to(weight.dtype.element_ty)
+    tl.store(normed + row * WIDTH + cols, result, mask=mask)
 
 
 @chosen_once

@@ -25,7 +25,7 @@ def convolve(
         places: int32 [T, kernel - 1] of the rows that each row sees before itself.
         weight: [kernel, C].
         keys: columns of queries, and of keys.
-        size: of a key head.
+        size: the size of a key head.
 
     Returns:
         float32 [T, C].
@@ -43,14 +43,15 @@ def convolve(
 def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
     """Write rows into tails: a slot, and the places of its rows, are an entry of int32 kept
     [K, kernel]. Its own rows may only move forward."""
-    slots, places = kept[:, 0].long(), kept[:, 1:]
+    slots = kept[:, 0].long()
+    places = kept[:, 1:]
     tails.index_copy_(0, slots, _rows_at(mixed, tails, places))
 
 
 def _rows_at(mixed: Tensor, tails: Tensor, places: Tensor) -> Tensor:
     """Return rows of the batch, or kept ones, or zeros, [..., C]."""
-    own, old = (x.clamp(min=0) for x in (places, -2 - places))
-    rows = mixed[own].where((places >= 0).unsqueeze(-1), tails.flatten(0, 1)[old])
+    new, old = (x.clamp(min=0) for x in (places, -2 - places))
+    rows = mixed[new].where((places >= 0).unsqueeze(-1), tails.flatten(0, 1)[old])
     return rows.masked_fill_((places == -1).unsqueeze(-1), 0)
 
 
@@ -78,7 +79,9 @@ def delta_rule(
         The outputs [T, R Hk, Dv].
     """
     heads, key_size = pool.shape[1:3]
-    rows, keys, repeat = len(convolved), heads * key_size, len(decay) // heads
+    rows = len(convolved)
+    keys = heads * key_size
+    repeat = len(decay) // heads
     q = convolved[:, :keys].view(rows, heads, 1, 1, key_size)
     k = convolved[:, keys : 2 * keys].view(rows, heads, 1, 1, key_size)
     v = convolved[:, 2 * keys :].view(rows, heads, repeat, 1, -1)
@@ -87,7 +90,8 @@ def delta_rule(
     out = torch.empty_like(v)
     states = pool.view(*pool.shape[:3], repeat, -1).transpose(2, 3)  # [slots, Hk, R, Dk, Dv]
     held = {-1: torch.zeros_like(states[0])}
-    chunks, begins = walks.chunks.tolist(), walks.begins.tolist()
+    chunks = walks.chunks.tolist()
+    begins = walks.begins.tolist()
     for first, behind, source in walks.walks.tolist():
         state = states[source] if source >= 0 else held[source]
         for (start, *targets), (stop, *_) in pairwise(chunks[first : behind + 1]):

@@ -32,7 +32,8 @@ def dot(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def merge_inverses(inv, A, offs, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
     """Return the inverse of matrices A, one for all of `offs`, from those of blocks of WIDTH."""
-    block, width = offs // WIDTH, 1
+    block = offs // WIDTH
+    width = 1
     while width * WIDTH < offs.shape[0]:
         # From one block of each two to the other.
         between = (block[:, None] // width) ^ (block[None, :] // width) == 1
@@ -355,7 +356,8 @@ def convolve(
 
 
 def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
-    columns, taps = mixed.shape[1], kept.shape[1]
+    columns = mixed.shape[1]
+    taps = kept.shape[1]
     block_m = next_power_of_two(taps - 1)
     sizes = {"COLUMNS": columns, "TAPS": taps}
     launch = _launch_rows(keep_tails_kernel, block_m, TAIL_COLUMNS, free=0, **sizes)
@@ -374,14 +376,14 @@ def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @chosen_once
 def _launch_chunks(
-    kernel: object, sizes: tuple[int, int, int, int], precision: str, warps: int = 4, **own: int
+    kernel: object, sizes: tuple[int, int, int, int], precision: str, warps: int = 4, **more: int
 ) -> CachedLaunch:
     """Return the launch for key heads, value heads of each, and their sizes."""
     names = ("KEY_HEADS", "REPEAT", "KEY_SIZE", "VALUE_SIZE")
-    constants: dict[str, int | str] = {**dict(zip(names, sizes, strict=True)), **own}
+    constants: dict[str, int | str] = {**dict(zip(names, sizes, strict=True)), **more}
     constants |= {"BLOCK_K": max(16, next_power_of_two(sizes[2])), "PRECISION": precision}
     # What float32 would fetch ahead does not fit some devices.
-    ahead = own.get("CHAIN", False) and precision == "tf32"
+    ahead = more.get("CHAIN", False) and precision == "tf32"
     options = {"num_warps": warps, "num_stages": 2 if ahead else 1}
     return CachedLaunch(kernel, constants, options, free=1, dtypes=(0, 1))
 
@@ -390,7 +392,9 @@ def delta_rule(
     convolved: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, walks: Walks, pool: Tensor
 ) -> Tensor:
     _, key_heads, key_size, values = pool.shape
-    rows, heads, chunks = len(convolved), len(decay), len(walks.chunks) - 1
+    rows = len(convolved)
+    heads = len(decay)
+    chunks = len(walks.chunks) - 1
     sizes = key_heads, heads // key_heads, key_size, values * key_heads // heads
     kind = sizes, "tf32x3" if convolved.dtype == torch.float32 else "tf32"
     shapes = (rows, heads), (rows, heads, 2, CHUNK_SIZE), (rows, heads, sizes[3])
@@ -400,7 +404,8 @@ def delta_rule(
     )
     by_row = convolved, gates, decay, bias, walks.begins, walks.chunks, logs, squares
     _launch_chunks(systems_kernel, *kind)((chunks * heads, 1), by_row, (gates.stride(0),))
-    first, hopper = 0, arch_of(pool) == 90
+    first = 0
+    hopper = arch_of(pool) == 90
     for level, count in enumerate(walks.levels):
         if count:
             chain = level % 2 == 0

@@ -10,7 +10,7 @@ from gpuscore_kernels.extend_attention.table import (
     upload,
     word_slices,
 )
-from gpuscore_kernels.extend_attention.tiles import TableBuilder, build_tiles
+from gpuscore_kernels.extend_attention.tiles import TableBuilder
 
 __all__ = [
     "DeviceTiles",
@@ -21,7 +21,6 @@ __all__ = [
     "TileShape",
     "TileTable",
     "aligned",
-    "build_tiles",
     "list_words",
     "upload",
     "word_slices",

@@ -5,7 +5,7 @@ Rows of one segment stand together, so most is computed from these *runs* and no
 tuples take a tenth of the time of frozen dataclasses to make.
 
 A call of NumPy takes about a microsecond however small the arrays are, and a small batch waits for
-its tables. So masked tiles are kept as ranges of keys, from which all are made at the end.
+its tables. So masked tiles are kept as ranges of keys, from which all are entries at the end.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,8 +57,10 @@ class QueryRows(NamedTuple):
 
     def table(self) -> Ints:
         """Return the rows as the kernel reads them, [ROW_FIELDS, M]."""
-        table, start = np.empty((ROW_FIELDS, len(self.order)), np.int32), self.runs.start
-        table[QUERY_ROW], table[BATCH_ROW] = self.order, self.runs.packed
+        table = np.empty((ROW_FIELDS, len(self.order)), np.int32)
+        start = self.runs.start
+        table[QUERY_ROW] = self.order
+        table[BATCH_ROW] = self.runs.packed
         table[FIRST_ROW] = self.first.repeat(start[1:] - start[:-1])
         table[POSITION] = self.position
         return table
@@ -93,7 +95,8 @@ class Segments(NamedTuple):
     @classmethod
     def of(cls, layout: Layout, group: Wide) -> Self:
         start = layout.cu_seqlens.astype(np.int64)
-        row, length = start.copy(), np.zeros_like(start)
+        row = start.copy()
+        length = np.zeros_like(start)
         row[-1] = 0
         np.subtract(start[1:], start[:-1], out=length[:-1])
         if len(layout.positions):
@@ -112,12 +115,14 @@ class Segments(NamedTuple):
         return self._all() if chosen is None else self._some(chosen)
 
     def _all(self) -> QueryRows:
-        packed, positions = np.arange(len(self.positions)), self.positions
+        packed = np.arange(len(self.positions))
+        positions = self.positions
         segment = self.length.nonzero()[0]
         group = self.group[segment]
         if not (in_order := not np.count_nonzero(group[1:] < group[:-1])):
             order = group.argsort(kind="stable")
-            segment, group = segment[order], group[order]
+            segment = segment[order]
+            group = group[order]
         counts = self.length[segment]
         start = np.zeros(len(counts) + 1, np.int64)
         counts.cumsum(out=start[1:])
@@ -128,12 +133,14 @@ class Segments(NamedTuple):
         return QueryRows(packed, positions, runs, self.row[segment])
 
     def _some(self, rows: Ints) -> QueryRows:
-        packed, order = rows.astype(np.int64), np.arange(len(rows))
+        packed = rows.astype(np.int64)
+        order = np.arange(len(rows))
         segment = self.start.searchsorted(packed, "right") - 1
         place = self.group[segment] * len(self.positions) + packed
         if np.count_nonzero(place[1:] < place[:-1]):
             order = place.argsort(kind="stable")
-            packed, segment = packed[order], segment[order]
+            packed = packed[order]
+            segment = segment[order]
         start = _bounds(segment[1:] != segment[:-1], len(packed))
         segment = segment[start[:-1]]
         runs = Runs(packed, segment, self.group[segment], start)
@@ -159,12 +166,14 @@ class QueryTiles(NamedTuple):
 
         Segments that fill a tile share their tiles with no other.
         """
-        first, bounds = _tiles(rows, size), rows.start
+        first = _tiles(rows, size)
+        bounds = rows.start
         piece = np.concatenate((bounds[:-1], first))
         piece.sort()
         piece = piece[_bounds(piece[1:] != piece[:-1], len(piece))[:-1]]
         first_piece = piece.searchsorted(first)
-        ends, last_pieces = _ends(first, bounds[-1]), _ends(first_piece, len(piece))
+        ends = _ends(first, bounds[-1])
+        last_pieces = _ends(first_piece, len(piece))
         tile = first.searchsorted(piece, "right") - 1
         return cls(
             first=first,
@@ -181,7 +190,8 @@ class QueryTiles(NamedTuple):
 
 def _tiles(rows: Runs, size: int) -> Wide:
     """Return the first row of each tile."""
-    bounds, group = rows.start, rows.group
+    bounds = rows.start
+    group = rows.group
     fills = bounds[1:] - bounds[:-1] >= size
     block = bounds[_bounds((group[1:] != group[:-1]) | fills[1:] | fills[:-1], len(group))]
     lengths = block[1:] - block[:-1]
@@ -198,7 +208,8 @@ def _bounds(fresh: Flags, count: int) -> Wide:
         return np.zeros(1, np.int64)
     places = fresh.nonzero()[0]
     bounds = np.empty(len(places) + 2, np.int64)
-    bounds[0], bounds[-1] = 0, count
+    bounds[0] = 0
+    bounds[-1] = count
     np.add(places, 1, out=bounds[1:-1])
     return bounds
 
@@ -206,14 +217,16 @@ def _bounds(fresh: Flags, count: int) -> Wide:
 def _ends(starts: Wide, end: int) -> Wide:
     """Return the ends of consecutive parts; the last part ends at `end`."""
     ends = np.empty_like(starts)
-    ends[:-1], ends[-1] = starts[1:], end
+    ends[:-1] = starts[1:]
+    ends[-1] = end
     return ends
 
 
 Slots: TypeAlias = Callable[[Wide, Wide], Wide]  # of (query tile, key of its prefix)
 
 # Columns of ranges after the columns of masked tiles: query tile; 1 = before the run of full tiles.
-TILE, BEFORE = MASKED_FIELDS, MASKED_FIELDS + 1
+TILE = MASKED_FIELDS
+BEFORE = MASKED_FIELDS + 1
 RANGE_FIELDS = MASKED_FIELDS + 2
 
 
@@ -245,7 +258,9 @@ class FullRuns:
         edges: with a window, the first position that any row of each tile sees, and the first that
             all see; [count].
         """
-        self.count, self.shape, self.edges = count, shape, edges
+        self.count = count
+        self.shape = shape
+        self.edges = edges
         self.started = np.zeros(count, np.bool_)
         self.closed = np.zeros(count, np.bool_)
         self.ranges: list[Wide] = []
@@ -271,15 +286,19 @@ class FullRuns:
     def _add_with_window(
         self, keys: SourceKeys, full: Wide, end: Wide, lowest: Wide, highest: Wide
     ) -> tuple[Wide, Wide]:
-        size, own, t = self.shape.keys, self.shape.masked_keys, keys.tile
-        seen, all_see = lowest[t] - keys.position, highest[t] - keys.position
+        size = self.shape.keys
+        masked_keys = self.shape.masked_keys
+        t = keys.tile
+        seen = lowest[t] - keys.position
+        all_see = highest[t] - keys.position
         low = np.clip(seen // size, 0, end)
         begin = np.clip(-(-all_see // size), low, end)
         stop = np.clip(full, begin, end)
         self._close(t[(begin > low) & self.started[t]])
         runs = (stop > begin) & ~self.closed[t]
-        begin, stop = np.where(runs, begin, end), np.where(runs, stop, end)
-        edge = np.maximum(seen, 0) // own * own
+        begin = np.where(runs, begin, end)
+        stop = np.where(runs, stop, end)
+        edge = np.maximum(seen, 0) // masked_keys * masked_keys
         for start, behind, before in ((low, begin, ~self.started[t]), (stop, end, False)):
             first = np.maximum(start * size, edge)
             count = np.minimum(behind * size, keys.length) - first
@@ -296,35 +315,36 @@ class FullRuns:
 
     def _mask(self, keys: SourceKeys, first: Wide, count: Wide, before: Flags | bool) -> None:
         """Add masked tiles for `count` keys of each carrier from key `first` on."""
-        made = np.empty((len(first), RANGE_FIELDS), np.int64)
-        made[:, KEY_START] = first if keys.row is None else first + keys.row
-        made[:, NUM_KEYS] = count
-        made[:, KEY] = first + keys.position
-        made[:, SEGMENT] = keys.segment
-        made[:, IS_PACKED] = keys.row is not None
-        made[:, TILE] = keys.tile
-        made[:, BEFORE] = before
+        entries = np.empty((len(first), RANGE_FIELDS), np.int64)
+        entries[:, KEY_START] = first if keys.row is None else first + keys.row
+        entries[:, NUM_KEYS] = count
+        entries[:, KEY] = first + keys.position
+        entries[:, SEGMENT] = keys.segment
+        entries[:, IS_PACKED] = keys.row is not None
+        entries[:, TILE] = keys.tile
+        entries[:, BEFORE] = before
         if isinstance(keys.segment, int) and keys.segment == SAME:
-            made[:, KEY] = made[:, KEY_START]
-            made = made if self.shape.is_steady else _joined(made)
-        self.ranges.append(made)
+            entries[:, KEY] = entries[:, KEY_START]
+            entries = entries if self.shape.is_steady else _joined(entries)
+        self.ranges.append(entries)
 
     def masked(self, tiles: Ints, slots: Slots | None) -> Ints:
         """Return all masked tiles by query tile; set the columns of `tiles` that point at them.
 
         slots: tells where a prefix's keys are; None = there are none in the pool.
         """
-        own, ranges = self.shape.masked_keys, self.ranges[0]
+        masked_keys = self.shape.masked_keys
+        ranges = self.ranges[0]
         if len(self.ranges) > 1:
             ranges = np.concatenate(self.ranges)
             ranges = ranges[ranges[:, TILE].argsort(kind="stable")]
-        counts = (ranges[:, NUM_KEYS] + (own - 1)) // own
+        counts = (ranges[:, NUM_KEYS] + (masked_keys - 1)) // masked_keys
         masked = ranges.repeat(counts, axis=0)
-        key = (np.arange(len(masked)) - (counts.cumsum() - counts).repeat(counts)) * own
+        key = (np.arange(len(masked)) - (counts.cumsum() - counts).repeat(counts)) * masked_keys
         masked[:, KEY_START] += key
         masked[:, KEY] += key
         masked[:, NUM_KEYS] -= key
-        np.minimum(masked[:, NUM_KEYS], own, out=masked[:, NUM_KEYS])
+        np.minimum(masked[:, NUM_KEYS], masked_keys, out=masked[:, NUM_KEYS])
         self._point(tiles, masked)
         if slots is not None:
             pool = (masked[:, IS_PACKED] == 0).nonzero()[0]

@@ -36,8 +36,8 @@ def extend_attention(
         some = visible.any(0).nonzero()[:, 0]
         visible = visible[:, some]
         sides = [
-            _gather(own, pool[side], slots[some], packed[some]).to(compute)
-            for side, own in enumerate((k, v))
+            _gather(packed_rows, pool[side], slots[some], packed[some]).to(compute)
+            for side, packed_rows in enumerate((k, v))
         ]
         step = 1 if tiles.shape.is_steady else tile[1]
         for start in range(0, tile[1], step):
@@ -47,9 +47,9 @@ def extend_attention(
                 near = seen.any(0).nonzero()[:, 0]
                 seen = seen[:, near]
                 keys, values = (side[:, near.to(q.device)] for side in sides)
-            own_rows = members[QUERY_ROW][part].to(q.device)
+            query_rows = members[QUERY_ROW][part].to(q.device)
             # Rows of all heads that share keys are multiplied together: [Hkv, rows * group, D].
-            by_head = q[own_rows].to(compute).view(-1, len(keys), group, q.shape[2])
+            by_head = q[query_rows].to(compute).view(-1, len(keys), group, q.shape[2])
             by_head = by_head.transpose(0, 1).flatten(1, 2)
             scores = by_head @ keys.mT * scale
             if softcap is not None:
@@ -57,23 +57,25 @@ def extend_attention(
             hidden = ~seen.repeat_interleave(group, 0).to(q.device)
             weights = scores.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
             result = (weights @ values).view(len(keys), -1, group, q.shape[2])
-            out[own_rows] = result.transpose(0, 1).flatten(1, 2).to(q.dtype)
+            out[query_rows] = result.transpose(0, 1).flatten(1, 2).to(q.dtype)
     return out
 
 
-def _gather(own: Tensor, pool: Tensor, places: Tensor, packed: Tensor) -> Tensor:
+def _gather(batch: Tensor, pool: Tensor, places: Tensor, packed: Tensor) -> Tensor:
     """Gather keys or values, [Hkv, keys, D]: rows of the batch where `packed`, else slots."""
     order = torch.cat((packed.nonzero()[:, 0], (~packed).nonzero()[:, 0])).argsort()
-    rows, slots = (places[which].to(own.device) for which in (packed, ~packed))
-    both = torch.cat((own[rows].transpose(0, 1), pool[:, slots]), dim=1)
-    return both[:, order.to(own.device)]
+    rows, slots = (places[which].to(batch.device) for which in (packed, ~packed))
+    both = torch.cat((batch[rows].transpose(0, 1), pool[:, slots]), dim=1)
+    return both[:, order.to(batch.device)]
 
 
 def _keys(tiles: DeviceTiles, tile: list[int], members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Places of a tile's keys in the kernel's order: rows or slots; True for rows; and bool
     [rows, keys], true for visible keys."""
     offsets = torch.arange(tiles.shape.keys)
-    places, packed, visible = [], [], []
+    places = []
+    packed = []
+    visible = []
     for is_packed, start, entry in _tiles_of_keys(tiles, tile):
         key = offsets if entry is None else offsets[: entry[1]]
         places.append(start + key)
@@ -89,13 +91,13 @@ def _tiles_of_keys(
     tiles: DeviceTiles, tile: list[int]
 ) -> Iterator[tuple[bool, int, list[int] | None]]:
     """Yield the tiles of keys: are they rows of the batch, where they start, and a masked entry."""
-    _, _, begin, after, end, pool_begin, pool_end, num_packed, num_root, root, own = tile
+    _, _, begin, after, end, pool_begin, pool_end, num_packed, num_root, root, segment = tile
     for entry in tiles.masked[begin:after].tolist():
         yield bool(entry[4]), entry[0], entry
     for slot in tiles.pool_tiles[pool_begin:pool_end].tolist():
         yield False, slot, None
     for i in range(num_packed):
-        yield True, (root if i < num_root else own) + i * tiles.shape.keys, None
+        yield True, (root if i < num_root else segment) + i * tiles.shape.keys, None
     for entry in tiles.masked[after:end].tolist():
         yield bool(entry[4]), entry[0], entry
 

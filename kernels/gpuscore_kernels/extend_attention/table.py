@@ -151,11 +151,14 @@ class TablePlace:
         Returns:
             The first word after the lists.
         """
-        rows, tiles = self._rows(words), self._tiles(words)
+        rows = self._rows(words)
+        tiles = self._tiles(words)
         rows[:, : table.rows.shape[1]] = table.rows
-        count, pool_words = len(table.tiles), len(table.pool_tiles)
+        count = len(table.tiles)
+        pool_words = len(table.pool_tiles)
         first = -(-(tail + pool_words) // MASKED_FIELDS)
-        start, end = first * MASKED_FIELDS, first * MASKED_FIELDS + table.masked.size
+        start = first * MASKED_FIELDS
+        end = first * MASKED_FIELDS + table.masked.size
         words[start:end] = table.masked.reshape(-1)
         tiles[:count] = table.tiles
         tiles[:count, MASKED_START : MASKED_END + 1] += first
@@ -167,7 +170,8 @@ class TablePlace:
 
     def on_device(self, words: Tensor, shape: TileShape, window: int | None) -> DeviceTiles:
         """Return the table in an array of words that is on a device."""
-        rows, tiles = self._rows(words), self._tiles(words)
+        rows = self._rows(words)
+        tiles = self._tiles(words)
         masked = words[: len(words) // MASKED_FIELDS * MASKED_FIELDS].view(-1, MASKED_FIELDS)
         return DeviceTiles(shape, window, rows, tiles, pool_tiles=words, masked=masked)
 
@@ -176,7 +180,8 @@ class TablePlace:
         return words.reshape(ROW_FIELDS, self.rows)
 
     def _tiles(self, words: WordsT) -> WordsT:
-        start, size = self._tiles_start, self.tiles * TILE_FIELDS
+        start = self._tiles_start
+        size = self.tiles * TILE_FIELDS
         return words[start : start + size].reshape(self.tiles, TILE_FIELDS)
 
 
@@ -199,7 +204,8 @@ def list_words(tables: Sequence[TileTable]) -> int:
 
 def upload(tables: Sequence[TileTable], device: torch.device) -> list[DeviceTiles]:
     """Copy all tables to the device at once, without waiting for it."""
-    places, end = [], 0
+    places = []
+    end = 0
     for table in tables:
         places.append(TablePlace(table.rows.shape[1], len(table.tiles), end))
         end = places[-1].end

@@ -55,33 +55,12 @@ from gpuscore_kernels.extend_attention.table import (
 )
 
 
-def build_tiles(
-    layout: Layout,
-    shape: TileShape,
-    *,
-    rows: Ints | None = None,
-    window: int | None = None,
-) -> TileTable:
-    """Build the table of a batch.
-
-    Args:
-        layout: the batch.
-        shape: sizes of tiles.
-        rows: [M] rows of the batch that are query rows, in any order; None = all.
-        window: a row sees only keys at positions above its own minus this; None = all.
-
-    Raises:
-        ValueError: a tile of keys would not lie within one page.
-    """
-    (table,) = TableBuilder(layout, shape).tables([rows], window)
-    return table
-
-
 class TableBuilder:
     """Builds the tables of one batch; holds the data that they share.
 
     Args:
-        layout, shape: as for `build_tiles`.
+        layout: the batch.
+        shape: sizes of tiles.
 
     Raises:
         ValueError: a tile of keys would not lie within one page.
@@ -90,26 +69,34 @@ class TableBuilder:
     def __init__(self, layout: Layout, shape: TileShape) -> None:
         if layout.page_size % shape.keys or shape.keys % shape.masked_keys:
             raise ValueError(f"{shape} does not fit pages of {layout.page_size} tokens")
-        self.layout, self.shape = layout, shape
+        self.layout = layout
+        self.shape = shape
         self.has_prefix = any(layout.prefix_lens.tolist())
 
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
-        """Build a table for each of these choices of rows, as `build_tiles` does."""
+        """Build a table for each of these choices of rows.
+
+        Args:
+            rows: [M] rows of the batch that are query rows, in any order; None = all.
+            window: a row sees only keys at positions above its own minus this; None = all.
+        """
         chosen = [self.segments.rows(choice) for choice in rows]
         together = joined(chosen)
         tiles = np.zeros((0, TILE_FIELDS), np.int32)
         masked = np.zeros((0, MASKED_FIELDS), np.int32)
         if len(together.packed):
             tiles, masked = _Tiling(self, together, window).fill()
-        less_work, tables, row = self._negative_work(tiles), [], 0
+        negated_keys = self._negated_keys(tiles)
+        tables = []
+        row = 0
         for query_rows in chosen:
             start, stop = (
                 tiles[:, ROW_START].searchsorted((row, row + len(query_rows.order))).tolist()
             )
-            order = less_work[start:stop].argsort(kind="stable")
-            own, entries = _from_first(tiles[start:stop], masked)
-            pool_tiles = self.pool_tiles[0] if len(own) else self.pool_tiles[0][:0]
-            table = query_rows.table(), own.take(order, axis=0), pool_tiles, entries
+            order = negated_keys[start:stop].argsort(kind="stable")
+            part, entries = _from_first(tiles[start:stop], masked)
+            pool_tiles = self.pool_tiles[0] if len(part) else self.pool_tiles[0][:0]
+            table = query_rows.table(), part.take(order, axis=0), pool_tiles, entries
             tables.append(TileTable(self.shape, window, *table))
             row += len(query_rows.order)
         return tables
@@ -123,7 +110,7 @@ class TableBuilder:
     def segments(self) -> Segments:
         return Segments.of(self.layout, self._groups())
 
-    def _negative_work(self, tiles: Ints) -> Ints:
+    def _negated_keys(self, tiles: Ints) -> Ints:
         """Return the number of keys that each query tile reads, times -1."""
         full = tiles[:, POOL_START] - tiles[:, POOL_END] - tiles[:, NUM_PACKED]
         masked = tiles[:, MASKED_START] - tiles[:, MASKED_END]
@@ -157,7 +144,9 @@ def _from_first(tiles: Ints, masked: Ints) -> tuple[Ints, Ints]:
     """Return neighbouring tiles as the first ones of a table, and their masked tiles of keys."""
     if not len(tiles):
         return tiles, masked[:0]
-    first, start, end = tiles[0, ROW_START], tiles[0, MASKED_START], tiles[-1, MASKED_END]
+    first = tiles[0, ROW_START]
+    start = tiles[0, MASKED_START]
+    end = tiles[-1, MASKED_END]
     if first or start:
         tiles[:, ROW_START] -= first
         tiles[:, MASKED_START : MASKED_END + 1] -= start
@@ -168,31 +157,34 @@ class _Tiling:
     """Finds the keys of the query tiles of some rows."""
 
     def __init__(self, batch: TableBuilder, query: Runs, window: int | None) -> None:
-        self.batch, self.shape, self.window = batch, batch.shape, window
-        self.cut = QueryTiles.of(query, batch.shape.rows)
-        self.every = np.arange(len(self.cut.first))
-        self.segment = query.segment[self.cut.run]  # of each piece
+        self.batch = batch
+        self.shape = batch.shape
+        self.window = window
+        self.query_tiles = QueryTiles.of(query, batch.shape.rows)
+        self.every = np.arange(len(self.query_tiles.first))
+        self.segment = query.segment[self.query_tiles.run]  # of each piece
         # Row and position of its first token, and the places of the piece's first and last row.
         self.row = batch.segments.row[self.segment]
         self.position = batch.segments.position[self.segment]
-        self.first = query.packed[self.cut.piece] - self.row
-        self.last = query.packed[self.cut.end - 1] - self.row
+        self.first = query.packed[self.query_tiles.piece] - self.row
+        self.last = query.packed[self.query_tiles.end - 1] - self.row
 
     def fill(self) -> tuple[Ints, Ints]:
         """Return the query tiles in the order of their rows, and the masked tiles of keys."""
-        batch, cut = self.batch, self.cut
-        tiles = np.zeros((len(cut.first), TILE_FIELDS), np.int32)
-        tiles[:, ROW_START] = cut.first
-        tiles[:, NUM_ROWS] = cut.num_rows
+        batch = self.batch
+        query_tiles = self.query_tiles
+        tiles = np.zeros((len(query_tiles.first), TILE_FIELDS), np.int32)
+        tiles[:, ROW_START] = query_tiles.first
+        tiles[:, NUM_ROWS] = query_tiles.num_rows
         run = FullRuns(len(tiles), self.shape, self._edges())
         if batch.has_prefix:
             self._add_prefix(run, tiles)
         if batch.lineage:
-            self._add_root(run, tiles, batch.lineage[0][self.segment[cut.first_piece]])
+            self._add_root(run, tiles, batch.lineage[0][self.segment[query_tiles.first_piece]])
         for ancestors in batch.lineage[1:]:
             length, position, row = batch.segments.whole(ancestors[self.segment])
-            run.add(SourceKeys(cut.tile, length, None, position, segment=self.row, row=row))
-        self._add_own(run, tiles)
+            run.add(SourceKeys(query_tiles.tile, length, None, position, segment=self.row, row=row))
+        self._add_segment(run, tiles)
         return tiles, run.masked(tiles, self._slots if batch.has_prefix else None)
 
     def _add_prefix(self, run: FullRuns, tiles: Ints) -> None:
@@ -206,7 +198,7 @@ class _Tiling:
     @cached_property
     def _request(self) -> Ints:
         """Requests of the tiles."""
-        return self.batch.layout.request_of[self.segment[self.cut.first_piece]]
+        return self.batch.layout.request_of[self.segment[self.query_tiles.first_piece]]
 
     def _slots(self, tile: Wide, key: Wide) -> Wide:
         return self.batch.slots(self._request[tile].astype(np.int64), key)
@@ -219,14 +211,16 @@ class _Tiling:
         tiles[:, NUM_ROOT] = count
         tiles[:, ROOT_BASE] = row + begin * self.shape.keys
 
-    def _add_own(self, run: FullRuns, tiles: Ints) -> None:
+    def _add_segment(self, run: FullRuns, tiles: Ints) -> None:
         # Only the single piece of a tile has full tiles.
-        full = (self.first + 1) * self.cut.alone
-        tile, length = self.cut.tile, self.last + 1
+        full = (self.first + 1) * self.query_tiles.alone
+        tile = self.query_tiles.tile
+        length = self.last + 1
         begin, count = run.add(
             SourceKeys(tile, length, full, self.position, segment=SAME, row=self.row)
         )
-        last, root = self.cut.last_piece, tiles[:, NUM_ROOT]
+        last = self.query_tiles.last_piece
+        root = tiles[:, NUM_ROOT]
         tiles[:, NUM_PACKED] = root + count[last]
         start = self.row + begin * self.shape.keys
         tiles[:, SEGMENT_BASE] = start[last] - root * self.shape.keys
@@ -235,6 +229,7 @@ class _Tiling:
         """Per tile: the first position that any row sees, and the first that all rows see."""
         if self.window is None:
             return None
-        first, tiles = self.position + 1 - self.window, self.cut.first_piece
+        first = self.position + 1 - self.window
+        tiles = self.query_tiles.first_piece
         low = np.minimum.reduceat(first + self.first, tiles)
         return low, np.maximum.reduceat(first + self.last, tiles)

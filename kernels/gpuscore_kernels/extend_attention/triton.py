@@ -310,7 +310,8 @@ def extend_attention(
     pool_k, pool_v = pool
     num_rows, heads, dim = q.shape
     out = q.new_empty(num_rows, heads, dim)
-    num_tiles, kv_heads = tiles.tiles.shape[0], k.shape[1]
+    num_tiles = tiles.tiles.shape[0]
+    kv_heads = k.shape[1]
     if num_tiles == 0:
         return out
     row_strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])

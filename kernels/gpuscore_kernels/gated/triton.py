@@ -32,14 +32,15 @@ def gated_kernel(
     BLOCK: tl.constexpr,
     GELU: tl.constexpr,
 ):
+    """Write act(gate) * up of BLOCK cols of a row."""
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < WIDTH
-    start = gate_up + row * stride + columns
-    gate = tl.load(start, mask=inside, other=0.0)
-    up = tl.load(start + WIDTH, mask=inside, other=0.0)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < WIDTH
+    start = gate_up + row * stride + cols
+    gate = tl.load(start, mask=mask, other=0.0)
+    up = tl.load(start + WIDTH, mask=mask, other=0.0)
     result = activated(gate, up, GELU)
-    tl.store(out + row * WIDTH + columns, result, mask=inside)
+    tl.store(out + row * WIDTH + cols, result, mask=mask)
 
 
 @chosen_once
@@ -62,7 +63,8 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         [T, I] in gate_up's dtype; float32 inside, rounded once.
     """
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    rows = gate_up.shape[0]
+    width = gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     if out.numel() == 0:
         return out

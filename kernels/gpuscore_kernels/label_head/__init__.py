@@ -96,7 +96,7 @@ def vocab_statistics(
         rows: int [M], rows of `hidden` to compute; None = all.
         num_top: number of best tokens to return with their logits, at most MAX_TOP.
         softcap: logits z become softcap * tanh(z / softcap).
-        products: of rows with tiles of weights, in place of the reference's `few_products`.
+        products: multiplies rows with tiles of weights, in place of the reference's `few_products`.
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -148,7 +148,8 @@ def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     tied = ((logits == least).sum(dim=1) > (values == least).sum(dim=1)).nonzero()[:, 0]
     if len(tied):
         every, order = logits[tied].sort(dim=1, descending=True, stable=True)
-        values[tied], columns[tied] = every[:, :count], order[:, :count]
+        values[tied] = every[:, :count]
+        columns[tied] = order[:, :count]
     columns, order = columns.sort(dim=1)
     values, by_value = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     return values, columns.gather(1, by_value)
@@ -172,7 +173,8 @@ def few_products(hidden: Tensor, weight: Tensor) -> Tensor:
         return hidden @ weight.T
     vocab, width = weight.shape
     step = min(vocab, max(1, CACHED_PIECE // width))
-    logits, buffer = hidden.new_empty(len(hidden), vocab), hidden.new_empty(step, width)
+    logits = hidden.new_empty(len(hidden), vocab)
+    buffer = hidden.new_empty(step, width)
     for start in range(0, vocab, step):
         piece = weight[start : start + step]
         converted = buffer[: len(piece)].copy_(piece)

@@ -89,16 +89,18 @@ def label_logits_kernel(
     BLOCK: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
+    """Compute a label's logit: each program sums the products of a row and a weight, BLOCK elements
+    at a time."""
     label = tl.program_id(0)
-    left = hidden + tl.load(rows + label).to(tl.int64) * hidden_stride
-    right = weight + tl.load(label_ids + label).to(tl.int64) * WIDTH
-    total = tl.zeros([BLOCK], tl.float32)
+    x = hidden + tl.load(rows + label).to(tl.int64) * hidden_stride
+    w = weight + tl.load(label_ids + label).to(tl.int64) * WIDTH
+    acc = tl.zeros([BLOCK], tl.float32)
     for start in range(0, WIDTH, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        inside = columns < WIDTH
-        a = tl.load(left + columns, mask=inside, other=0.0).to(tl.float32)
-        total += a * tl.load(right + columns, mask=inside, other=0.0).to(tl.float32)
-    logit = tl.sum(total, axis=0)
+        offs = start + tl.arange(0, BLOCK)
+        mask = offs < WIDTH
+        a = tl.load(x + offs, mask=mask, other=0.0).to(tl.float32)
+        acc += a * tl.load(w + offs, mask=mask, other=0.0).to(tl.float32)
+    logit = tl.sum(acc, axis=0)
     if HAS_CAP:
         logit = _capped(logit, softcap)
     tl.store(out + label, logit)
@@ -170,18 +172,22 @@ def slice_statistics_kernel(
 ):
     """Write peaks, sums and best_ids, each [num_rows, SLICES]; programs of a slice run together.
 
+    Each program takes BLOCK_M rows and one slice of the vocabulary. For every BLOCK_N of its tokens
+    it multiplies rows and weights, BLOCK_K elements at a time. Each tile of logits moves the
+    running maximum m_i, and the sum of exponentials l_i is rescaled and added to.
+
     With TOP over 1 best_ids and best_logits are [num_rows, SLICES, TOP], in no order. A slice with
     fewer tokens has -inf in the places that are left.
 
     `width` is not a compile-time constant, because the inner loop over it would be unrolled.
     """
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = row < num_rows
-    source = tl.load(rows + row, mask=is_row, other=0).to(tl.int64)
-    k = tl.arange(0, BLOCK_K)
-    left = hidden + source[:, None] * hidden_stride + k[None, :]
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < num_rows
+    source = tl.load(rows + offs_m, mask=mask_m, other=0).to(tl.int64)
+    offs_k = tl.arange(0, BLOCK_K)
+    left = hidden + source[:, None] * hidden_stride + offs_k[None, :]
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
     best = tl.zeros([BLOCK_M], tl.int32)
     if TOP > 1:
         top, top_ids = no_best(BLOCK_M, TOP, TOP_COLUMNS)
@@ -189,39 +195,42 @@ def slice_statistics_kernel(
     per_slice: tl.constexpr = (tiles + SLICES - 1) // SLICES
     first = tl.program_id(1) * per_slice
     for tile in range(first, tl.minimum(first + per_slice, tiles)):
-        token = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_token = token < VOCAB
-        right = weight + token.to(tl.int64)[:, None] * width + k[None, :]
+        offs_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        mask_n = offs_n < VOCAB
+        right = weight + offs_n.to(tl.int64)[:, None] * width + offs_k[None, :]
         logits = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, width, BLOCK_K):
-            a_mask, b_mask = is_row[:, None], is_token[:, None]
+            a_mask = mask_m[:, None]
+            b_mask = mask_n[:, None]
             if not EVEN_K:
-                inside = (start + k < width)[None, :]
-                a_mask, b_mask = a_mask & inside, b_mask & inside
+                inside = (start + offs_k < width)[None, :]
+                a_mask = a_mask & inside
+                b_mask = b_mask & inside
             a = tl.load(left + start, mask=a_mask, other=0.0)
             b = tl.load(right + start, mask=b_mask, other=0.0)
             logits = tl.dot(a, tl.trans(b), logits, input_precision="ieee")
         if HAS_CAP:
             logits = _capped(logits, softcap)
-        logits = tl.where(is_token[None, :], logits, float("-inf"))
+        logits = tl.where(mask_n[None, :], logits, float("-inf"))
         tile_peak = tl.max(logits, axis=1)
         if TOP == 1:
             tile_best = tile * BLOCK_N + tl.argmax(logits, axis=1, tie_break_left=True)
-            best = tl.where(tile_peak > peak, tile_best, best)
-        new_peak = tl.maximum(peak, tile_peak)
-        tile_sum = tl.sum(tl.exp(logits - new_peak[:, None]), axis=1)
-        total = total * tl.exp(peak - new_peak) + tile_sum
-        peak = new_peak
+            best = tl.where(tile_peak > m_i, tile_best, best)
+        m_ij = tl.maximum(m_i, tile_peak)
+        tile_sum = tl.sum(tl.exp(logits - m_ij[:, None]), axis=1)
+        l_i = l_i * tl.exp(m_i - m_ij) + tile_sum
+        m_i = m_ij
         if TOP > 1:
             top, top_ids = with_best(top, top_ids, logits, tile_peak, first=tile * BLOCK_N)
-    place = row.to(tl.int64) * SLICES + tl.program_id(1)
-    tl.store(peaks + place, peak, mask=is_row)
-    tl.store(sums + place, total, mask=is_row)
+    place = offs_m.to(tl.int64) * SLICES + tl.program_id(1)
+    tl.store(peaks + place, m_i, mask=mask_m)
+    tl.store(sums + place, l_i, mask=mask_m)
     if TOP == 1:
-        tl.store(best_ids + place, best, mask=is_row)
+        tl.store(best_ids + place, best, mask=mask_m)
     if TOP > 1:
         column = tl.arange(0, TOP_COLUMNS)[None, :]
-        places, is_place = place[:, None] * TOP + column, is_row[:, None] & (column < TOP)
+        places = place[:, None] * TOP + column
+        is_place = mask_m[:, None] & (column < TOP)
         tl.store(best_ids + places, top_ids, mask=is_place)
         tl.store(best_logits + places, top, mask=is_place)
 
@@ -249,7 +258,8 @@ def merge_slices_kernel(
     tl.store(lse + row, highest + tl.log(total))
     if TOP > 0:
         column = tl.arange(0, TOP_COLUMNS)[None, :]
-        places, inside = place[:, None] * TOP + column, column < TOP
+        places = place[:, None] * TOP + column
+        inside = column < TOP
         ids = tl.load(best_ids + places, mask=inside, other=-1)
         logits = tl.load(best_logits + places, mask=inside, other=float("-inf"))
         for rank in range(TOP):
@@ -271,10 +281,10 @@ def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
 def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: int) -> CachedLaunch:
     columns = next_power_of_two(top) if top > 1 else 0  # 0: no lists of best tokens
     best = {"TOP": top, "TOP_COLUMNS": columns}
-    own = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, **best}
+    constants = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, **best}
     return CachedLaunch(
         slice_statistics_kernel,
-        own | config.sizes(),
+        constants | config.sizes(),
         {"num_warps": config.num_warps, "num_stages": config.num_stages},
         free=1,
         dtypes=(0, 2),
@@ -291,8 +301,10 @@ def _launch_merge(slices: int, top: int) -> CachedLaunch:
 def label_logits(
     hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor, softcap: float | None
 ) -> Tensor:
-    hidden, weight = _rows_whole(hidden), weight.contiguous()
-    width, count = hidden.shape[1], rows.shape[0]  # a tensor's `len` is a function in Python
+    hidden = _rows_whole(hidden)
+    weight = weight.contiguous()
+    width = hidden.shape[1]
+    count = rows.shape[0]  # a tensor's `len` is a function in Python
     out = torch.empty(count, dtype=torch.float32, device=hidden.device)
     if count == 0:
         return out
@@ -307,7 +319,8 @@ def label_logits(
 def vocab_statistics(
     hidden: Tensor, weight: Tensor, rows: Tensor | None, num_top: int, softcap: float | None
 ) -> VocabStatistics:
-    hidden, weight = _rows_whole(hidden), weight.contiguous()
+    hidden = _rows_whole(hidden)
+    weight = weight.contiguous()
     rows = torch.arange(hidden.shape[0], device=hidden.device) if rows is None else rows
     count = rows.shape[0]
     if num_top <= 1 or count <= BEST_ROWS:
@@ -322,7 +335,8 @@ def vocab_statistics(
 def _statistics(
     hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int, softcap: float | None
 ) -> VocabStatistics:
-    count, device = rows.shape[0], hidden.device
+    count = rows.shape[0]
+    device = hidden.device
     config = config_for(arch_of(hidden), hidden.dtype, count <= TILE_ROWS)
     top = num_top if num_top <= 1 else MAX_TOP  # so there is one variant for all numbers over 1
     lse = top_ids = top_logits = torch.empty(count, dtype=torch.float32, device=device)

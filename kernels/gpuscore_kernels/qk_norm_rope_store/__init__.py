@@ -33,7 +33,7 @@ def qk_norm_rope_store(
         qkv: [T, (H + 2 Hkv) D]: queries, keys, values; the elements of a row are contiguous, rows
             need not be.
         cos, sin: float32 [T, D / 2], for the pairs (i, i + D / 2).
-        heads: of the product.
+        heads: the heads of the product.
         pages: also write keys and values there.
 
     Returns:

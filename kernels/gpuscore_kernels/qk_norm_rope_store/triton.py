@@ -32,12 +32,13 @@ def normed(left, right, weight, half, eps, HALF: tl.constexpr, ONE_PLUS: tl.cons
     scale_left = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)[None, :]
     scale_right = tl.load(weight + HALF + half, mask=inside, other=0.0).to(tl.float32)
     if ONE_PLUS:
-        scale_left, scale_right = (1.0 + scale_left), (1.0 + scale_right)
+        scale_left = 1.0 + scale_left
+        scale_right = 1.0 + scale_right
     return left * factor * scale_left, right * factor * scale_right[None, :]
 
 
 @triton.jit
-def halves(start, half, mask, HALF: tl.constexpr):
+def load_halves(start, half, mask, HALF: tl.constexpr):
     """Load both halves of heads at the pointers `start` [heads, 1], float32."""
     left = tl.load(start + half[None, :], mask=mask, other=0.0).to(tl.float32)
     right = tl.load(start + HALF + half[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -45,27 +46,27 @@ def halves(start, half, mask, HALF: tl.constexpr):
 
 
 @triton.jit
-def turned(
+def norm_and_rotate(
     start,
     weight,
     half,
     mask,
-    c,
-    s,
+    cos,
+    sin,
     eps,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
     ONE_PLUS: tl.constexpr,
 ):
-    """Return both halves of heads, normed and rotated by the cosines c and sines s."""
-    left, right = halves(start, half, mask, HALF)
+    """Return both halves of heads, normed and rotated by cosines and sines."""
+    left, right = load_halves(start, half, mask, HALF)
     if HAS_NORM:
         left, right = normed(left, right, weight, half, eps=eps, HALF=HALF, ONE_PLUS=ONE_PLUS)
-    return left * c - right * s, right * c + left * s
+    return left * cos - right * sin, right * cos + left * sin
 
 
 @triton.jit
-def put(start, half, of_heads, mask, HALF: tl.constexpr):
+def store_halves(start, half, of_heads, mask, HALF: tl.constexpr):
     """Store both halves of heads at the pointers `start` [heads, 1]."""
     left, right = of_heads
     dtype = start.dtype.element_ty
@@ -82,7 +83,8 @@ def copy_cached(
     k, v = rows
     k_pages, v_pages = pages
     head_stride, slot_stride = strides
-    head, at = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
+    head = tl.arange(0, BLOCK_HEADS)[:, None]
+    at = tl.arange(0, BLOCK_DIM)[None, :]
     inside = (head < HEADS) & (at < DIM)
     for index in tl.range(tl.program_id(1), COPIED, tl.num_programs(1)):
         slot = tl.load(read + index).to(tl.int64)
@@ -129,6 +131,13 @@ def qk_norm_rope_store_kernel(
     READS: tl.constexpr,
     ALL_KV: tl.constexpr,
 ):
+    """Norm, rotate and store a block of heads of one row.
+
+    Each program loads cosines and sines of its row. Programs of queries norm and rotate both halves
+    of their heads. Programs of KV heads do the same with keys, and look whether all values are
+    finite; then they store keys and values packed, and in pages. With READS, programs behind the
+    batch's rows copy cached rows instead.
+    """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     if READS:  # noqa: SIM102  (only one of the two is known when it is compiled)
@@ -144,25 +153,25 @@ def qk_norm_rope_store_kernel(
     q_blocks: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     half = tl.arange(0, BLOCK_HALF)
     inside = half < HALF
-    c = tl.load(cos + row * HALF + half, mask=inside, other=0.0)[None, :]
-    s = tl.load(sin + row * HALF + half, mask=inside, other=0.0)[None, :]
+    cos_row = tl.load(cos + row * HALF + half, mask=inside, other=0.0)[None, :]
+    sin_row = tl.load(sin + row * HALF + half, mask=inside, other=0.0)[None, :]
     start = qkv + row * qkv_stride
     if block < q_blocks:
         head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         place = head[:, None] * (2 * HALF)
         mask = (head < HEADS)[:, None] & inside[None, :]
-        of_heads = turned(
-            start + place, q_norm, half, mask, c=c, s=s, eps=eps,
+        of_heads = norm_and_rotate(
+            start + place, q_norm, half, mask, cos=cos_row, sin=sin_row, eps=eps,
             HALF=HALF, HAS_NORM=HAS_NORM, ONE_PLUS=ONE_PLUS,
         )  # fmt: skip
-        put(q + row * (HEADS * 2 * HALF) + place, half, of_heads, mask, HALF=HALF)
+        store_halves(q + row * (HEADS * 2 * HALF) + place, half, of_heads, mask, HALF=HALF)
     else:
         kv_head = (block - q_blocks) * BLOCK_KV + tl.arange(0, BLOCK_KV)
         at = kv_head[:, None] * (2 * HALF)
         kept = (kv_head < KV_HEADS)[:, None] & inside[None, :]
         from_k = start + HEADS * 2 * HALF + at
-        k_left, k_right = turned(
-            from_k, k_norm, half, kept, c=c, s=s, eps=eps,
+        k_left, k_right = norm_and_rotate(
+            from_k, k_norm, half, kept, cos=cos_row, sin=sin_row, eps=eps,
             HALF=HALF, HAS_NORM=HAS_NORM, ONE_PLUS=ONE_PLUS,
         )  # fmt: skip
         to_k = k + row * (KV_HEADS * 2 * HALF) + at
@@ -172,20 +181,20 @@ def qk_norm_rope_store_kernel(
             kept = kept & (slot >= 0)
         checked = real if ALL else kept
         from_v = from_k + KV_HEADS * 2 * HALF
-        v_left, v_right = halves(from_v, half, checked, HALF)
+        v_left, v_right = load_halves(from_v, half, checked, HALF)
         # 0 times infinity is NaN, as 0 times NaN is.
         fine = tl.sum(v_left * 0.0 + v_right * 0.0, axis=1)[:, None] == 0.0
         key = tl.where(fine, k_left, float("nan")), tl.where(fine, k_right, float("nan"))
         value = tl.where(fine, v_left, 0.0), tl.where(fine, v_right, 0.0)
-        put(to_k, half, key, real, HALF=HALF)
+        store_halves(to_k, half, key, real, HALF=HALF)
         if READS:
-            put(v + row * (KV_HEADS * 2 * HALF) + at, half, value, real, HALF=HALF)
+            store_halves(v + row * (KV_HEADS * 2 * HALF) + at, half, value, real, HALF=HALF)
         else:
-            put(from_v, half, value, checked & ~fine, HALF=HALF)
+            store_halves(from_v, half, value, checked & ~fine, HALF=HALF)
         if HAS_PAGES:
             page = kv_head.to(tl.int64)[:, None] * head_stride + slot * slot_stride
-            put(k_pages + page, half, key, kept, HALF=HALF)
-            put(v_pages + page, half, value, kept, HALF=HALF)
+            store_halves(k_pages + page, half, key, kept, HALF=HALF)
+            store_halves(v_pages + page, half, value, kept, HALF=HALF)
 
 
 @chosen_once
@@ -231,8 +240,11 @@ def _launch(
 def qk_norm_rope_store(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads, pages: Pages | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_heads, num_kv_heads, head_dim = heads.queries, heads.keys, 2 * cos.shape[1]
-    q_norm, k_norm = heads.q_norm, heads.k_norm
+    num_heads = heads.queries
+    num_kv_heads = heads.keys
+    head_dim = 2 * cos.shape[1]
+    q_norm = heads.q_norm
+    k_norm = heads.k_norm
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     rows = qkv.shape[0]
     read = None if pages is None else pages.read
@@ -246,7 +258,8 @@ def qk_norm_rope_store(
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
     stores = (k, k, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else pages.k.stride()[:2]
-    sizes, norm = (num_heads, num_kv_heads, head_dim), (q_norm is not None, heads.one_plus)
+    sizes = (num_heads, num_kv_heads, head_dim)
+    norm = (q_norm is not None, heads.one_plus)
     launch, programs = _launch(sizes, *norm, pages is not None, read is not None, cached > 0)
     launch(
         (rows + cached // COPIED.value, programs),

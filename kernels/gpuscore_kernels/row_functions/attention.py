@@ -10,7 +10,9 @@ from torch import Tensor
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 from gpuscore_kernels.row_functions.build import declare
 
-KEYS, MOST = 16, 4  # keys of a tile, and tiles of a block, as in attention.c
+# As in attention.c.
+KEYS = 16  # of a tile
+MOST = 4  # tiles of a block
 TOGETHER = 6  # rows
 LOG2_E = math.log2(math.e)
 
@@ -34,11 +36,12 @@ class AttentionFunctions:
 
     Args:
         library: what `build` returns.
-        dtype: that it was built for.
+        dtype: the rows' dtype, for which it was built.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._library, self._dtype = library, dtype
+        self._library = library
+        self._dtype = dtype
         declare(library, {"extend_attention": (ctypes.POINTER(_Problem), c_int64, c_int32)})
 
     def extend_attention(
@@ -56,7 +59,9 @@ class AttentionFunctions:
         Raises:
             ValueError: tensors or the table do not fit.
         """
-        (count, heads, size), kv_heads, shape = rows[0].shape, rows[1].shape[1], tiles.shape
+        count, heads, size = rows[0].shape
+        kv_heads = rows[1].shape[1]
+        shape = tiles.shape
         group = heads // kv_heads
         if (shape.keys, shape.masked_keys) != (KEYS, KEYS) or tiles.rows.shape[1] != count:
             raise ValueError(f"a table of {tiles.rows.shape[1]} rows and {shape} does not fit")
@@ -70,10 +75,10 @@ class AttentionFunctions:
             2 * MOST * KEYS * wide + padded * (2 * wide + 1 + KEYS) + MOST * (shape.rows + TOGETHER)
         )
         threads = torch.get_num_threads()
-        work = torch.empty(threads * words, dtype=torch.int32)
+        scratch = torch.empty(threads * words, dtype=torch.int32)
         problem = _Problem(
             *sides,
-            *(x.data_ptr() for x in (*tables, work)),
+            *(x.data_ptr() for x in (*tables, scratch)),
             *(count, len(tiles.tiles), kv_heads, group, size),
             *(1 if shape.is_steady else MOST, tiles.window or 0),
             *(scale * LOG2_E, 0.0) if softcap is None else (2 * scale / softcap, softcap * LOG2_E),

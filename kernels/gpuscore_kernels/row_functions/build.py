@@ -51,7 +51,7 @@ def build(compiler: str, dtype: torch.dtype, sources: Path = SOURCES) -> ctypes.
 
     Args:
         compiler: a C compiler that takes GCC's flags.
-        dtype: of the rows.
+        dtype: the dtype of the rows.
         sources: the folder with the files.
 
     Raises:
@@ -75,7 +75,8 @@ def declare(library: ctypes.CDLL, arguments: Mapping[str, Any]) -> None:
     """Set the types of the arguments of a library's functions, which return nothing."""
     for name, types in arguments.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes = types
+        function.restype = None
 
 
 def check(
@@ -94,10 +95,12 @@ def check(
 def build_ahead(compiler: str, folder: Path = AHEAD) -> list[Path]:
     """Compile for every level and format, and return the libraries; raise BuildError."""
     folder.mkdir(exist_ok=True)
-    made = {_ahead(folder, level, dtype): (level, dtype) for level in LEVELS for dtype in FORMATS}
-    for library, (level, dtype) in made.items():
+    libraries = {
+        _ahead(folder, level, dtype): (level, dtype) for level in LEVELS for dtype in FORMATS
+    }
+    for library, (level, dtype) in libraries.items():
         compile_library(compiler, level, dtype, SOURCES, library=library)
-    return [*made]
+    return [*libraries]
 
 
 def built_ahead(
@@ -106,8 +109,8 @@ def built_ahead(
     """Return the best library for a CPU that was compiled ahead from these sources, or None.
 
     Args:
-        dtype: of the rows.
-        folder: of the libraries.
+        dtype: the dtype of the rows.
+        folder: holds the libraries.
         has: the CPU's features, by torch's names; None: this CPU's.
     """
     known = torch.cpu.get_capabilities() if has is None else has

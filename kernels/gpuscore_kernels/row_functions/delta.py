@@ -9,7 +9,10 @@ from torch import Tensor
 from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks, strengths
 from gpuscore_kernels.row_functions.build import check, declare
 
-_P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
+_P = c_void_p
+_N = c_int64
+_F = c_float
+_I = c_int32
 _ARGUMENTS = {
     "convolve": (*[_P] * 5, *[_N] * 6, _I),
     "gated_norm": (_P, _P, _P, _P, _F, *[_N] * 4, _I),
@@ -24,18 +27,20 @@ class DeltaFunctions:
 
     Args:
         library: what `build` returns.
-        dtype: that it was built for.
+        dtype: the rows' dtype, for which it was built.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._library, self._dtype = library, dtype
+        self._library = library
+        self._dtype = dtype
         declare(library, _ARGUMENTS)
 
     def convolve(
         self, mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
     ) -> Tensor:
         """Convolve rows, and norm the heads of queries and keys, as `reference.convolve`."""
-        (rows, columns), kernel = mixed.shape, len(weight)
+        rows, columns = mixed.shape
+        kernel = len(weight)
         check(mixed, (rows, columns), self._dtype, contiguous=False)
         check(tails, (len(tails), kernel - 1, columns), self._dtype)
         check(places, (rows, kernel - 1), torch.int32)
@@ -74,7 +79,8 @@ class DeltaFunctions:
     ) -> Tensor:
         """Return the outputs of all rows, and keep states, as `delta_net.delta_rule`."""
         _, key_heads, key_size, values = pool.shape
-        rows, heads = len(convolved), len(decay)
+        rows = len(convolved)
+        heads = len(decay)
         repeat = heads // key_heads
         value_size = values // repeat
         by_row = [x.contiguous() for x in strengths(gates, decay, bias)]
@@ -87,18 +93,16 @@ class DeltaFunctions:
         longest = int(walks.chunks[:, 0].diff().max())
         if longest > CHUNK_SIZE:
             raise ValueError(f"a chunk has {longest} rows; supported: up to {CHUNK_SIZE}")
-        out, held = (
-            torch.empty(rows, heads, value_size),
-            pool.new_empty(walks.held, *pool.shape[1:]),
-        )
+        out = torch.empty(rows, heads, value_size)
+        held = pool.new_empty(walks.held, *pool.shape[1:])
         threads = torch.get_num_threads()
         of_chunk = CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size)
-        work = torch.empty(threads * (of_chunk + key_size * value_size))
+        scratch = torch.empty(threads * (of_chunk + key_size * value_size))
         for level in torch.split(walks.walks, list(walks.levels)):
             self._library.delta_walks(
                 *(
                     x.data_ptr()
-                    for x in (out, pool, held, convolved, *by_row, walks.chunks, level, work)
+                    for x in (out, pool, held, convolved, *by_row, walks.chunks, level, scratch)
                 ),
                 *(len(level), key_heads, repeat, key_size, value_size),
                 threads,

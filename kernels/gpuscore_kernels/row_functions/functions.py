@@ -16,7 +16,10 @@ LARGEST_HEAD = 1024  # numbers, as in rows.c
 APART = 16  # numbers between two rows of products: a power of two would share lines of a cache
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
-_P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
+_P = c_void_p
+_N = c_int64
+_F = c_float
+_I = c_int32
 _ARGUMENTS = {
     "add_rms_norm": (_P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _I),
     "norm_and_rotate": (_P, _P, _P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _N, _I),
@@ -35,11 +38,12 @@ class RowFunctions:
 
     Args:
         library: what `build` returns.
-        dtype: that it was built for.
+        dtype: the rows' dtype, for which it was built.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._library, self._dtype = library, dtype
+        self._library = library
+        self._dtype = dtype
         declare(library, _ARGUMENTS)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
@@ -84,7 +88,9 @@ class RowFunctions:
             q [T, H, D], k and v [T, Hkv, D]. Queries and keys of a head are contiguous; v is qkv's
             own memory.
         """
-        rows, size, norms = len(qkv), 2 * cos.shape[1], (heads.q_norm, heads.k_norm)
+        rows = len(qkv)
+        size = 2 * cos.shape[1]
+        norms = (heads.q_norm, heads.k_norm)
         self._check(qkv, (rows, (heads.queries + 2 * heads.keys) * size))
         if size > LARGEST_HEAD:
             raise ValueError(f"heads have {size} numbers; supported: up to {LARGEST_HEAD}")
@@ -107,7 +113,8 @@ class RowFunctions:
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Return act(gate) * up [T, I] of gate_up [T, 2 I], as `reference.gated`."""
-        rows, columns = len(gate_up), gate_up.shape[1] // 2
+        rows = len(gate_up)
+        columns = gate_up.shape[1] // 2
         self._check(gate_up, (rows, 2 * columns))
         out = gate_up.new_empty(rows, columns)
         self._library.gated(
@@ -155,7 +162,8 @@ class RowFunctions:
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
         """Multiply x [N, E] with the transpose of a weight [V, E], both in bfloat16, to float32
         [N, V]."""
-        (rows, width), columns = x.shape, len(weight)
+        rows, width = x.shape
+        columns = len(weight)
         check(x, (rows, width), torch.bfloat16)
         check(weight, (columns, width), torch.bfloat16)
         out = x.new_empty(rows, columns + APART, dtype=torch.float32)

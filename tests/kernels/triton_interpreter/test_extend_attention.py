@@ -10,8 +10,8 @@ import torch
 from gpuscore.backends.torch.attention.tiled import layout_of
 from gpuscore.types.batch import Prefix, Segment, pack
 from gpuscore_kernels.extend_attention import (
+    TableBuilder,
     TileConfig,
-    build_tiles,
     upload,
 )
 from gpuscore_kernels.extend_attention.triton import extend_attention
@@ -38,9 +38,9 @@ TREE = "a tree"
 FEW = np.arange(30, 43, dtype=np.int32)  # rows: the query's last one, and all of the items
 
 
-def table_of(batch, config, heads, **options):
-    shape = config.shape(heads[0] // heads[1])
-    return upload([build_tiles(layout_of(batch, PAGE), shape, **options)], torch.device(DEVICE))[0]
+def table_of(batch, config, heads, window=None, rows=None):
+    builder = TableBuilder(layout_of(batch, PAGE), config.shape(heads[0] // heads[1]))
+    return upload(builder.tables([rows], window), torch.device(DEVICE))[0]
 
 
 def error(

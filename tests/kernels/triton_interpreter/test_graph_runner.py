@@ -111,7 +111,8 @@ MODELS = {
     "gemma2": ("gemma2", {"num_hidden_layers": 1}),
     "linear layers": (
         "qwen3_5",
-        {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+        {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        | {"linear_num_key_heads": 1, "linear_num_value_heads": 2},
     ),
     "gemma2, 2 layers": ("gemma2", {"num_hidden_layers": 2}),
     "a mixture of experts": ("qwen3_moe", {"num_hidden_layers": 2, "mlp_only_layers": []}),

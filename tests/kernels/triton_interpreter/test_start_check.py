@@ -13,7 +13,7 @@ from gpuscore.errors import ConfigError
 from support.kernels import INTERPRETED, in_triton
 from support.slow import slow
 
-FEW = Tree((3, 1, 4, 1), (-1, 0, 0, 2)), Tree((18, 2), (-1, 0))
+FEW = Tree((3, 1, 4, 1), (-1, 0, 0, 2)), Tree((5, 2), (-1, 0))
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def start(tiny_model, monkeypatch):
         for name in ("warmup_batches", "largest_batches", "largest_in_parts"):
             monkeypatch.setattr(backend, name, lambda *a, **how: iter(()))
         monkeypatch.setattr(backend, "TREES", FEW)
-        monkeypatch.setattr(start_check, "CHUNK", 10)
+        monkeypatch.setattr(start_check, "CHUNK", 3)
 
     def run(family, dtype="float32"):
         kinds = (

@@ -91,17 +91,19 @@ REFUSED = {
 
 def read_architecture(raw: RawConfig) -> Architecture:
     """Read the configuration; raises ConfigError for an architecture or feature not supported."""
-    name, supported = architecture_name(raw.fields), _LANGUAGE_MODELS | _CLASSIFIERS
+    name = architecture_name(raw.fields)
+    supported = _LANGUAGE_MODELS | _CLASSIFIERS
     if name not in supported:
-        lacks = REFUSED.get(name, "")
+        feature = REFUSED.get(name, "")
         raise ConfigError(
             f"config.json: architectures is {shown(raw.get('architectures'))}"
-            f"{lacks and f', which has {lacks}'}; supported: {', '.join(sorted(supported))}"
+            f"{feature and f', which has {feature}'}; supported: {', '.join(sorted(supported))}"
         )
     language = f"{name.partition('For')[0]}ForCausalLM" if name in _CLASSIFIERS else name
     fields = text_tower(raw.fields) if name in TEXT_TOWERS else raw.fields
     raw = RawConfig(with_absent(name, fields))
-    config, weights = supported[name](raw, language), MODEL_WEIGHTS
+    config = supported[name](raw, language)
+    weights = MODEL_WEIGHTS
     if name in _CLASSIFIERS:
         config, head = with_classes(config, name, raw)
         weights = {**weights, **head}

@@ -42,7 +42,7 @@ def with_classes(
     kind = architecture[architecture.index("For") :]
     if kind == TOKENS and not raw.flag("token_classification_bias", True):
         kind = SEQUENCE
-    made = replace(
+    classifier = replace(
         config,
         architecture=architecture,
         classes=_classes(raw),
@@ -50,7 +50,7 @@ def with_classes(
         tie_word_embeddings=False,
         final_softcap=None,
     )
-    return made, HEADS[kind]
+    return classifier, HEADS[kind]
 
 
 def _classes(raw: RawConfig) -> tuple[str, ...]:

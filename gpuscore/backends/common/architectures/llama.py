@@ -19,7 +19,8 @@ def granite(raw: RawConfig, name: str) -> DecoderConfig:
     The stream is kept divided by the residuals' multiplier, so what the layers add needs none; the
     norms see the same numbers with an eps that is divided by its square.
     """
-    bias, residual = raw.flag("attention_bias"), raw.number("residual_multiplier", 1.0)
+    bias = raw.flag("attention_bias")
+    residual = raw.number("residual_multiplier", 1.0)
     scaling = raw.number("logits_scaling", 1.0)
     if math.frexp(scaling)[0] != 0.5:
         raise ConfigError(

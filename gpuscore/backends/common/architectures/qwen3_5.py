@@ -82,9 +82,9 @@ def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
     inner = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     whole = raw.get("partial_rotary_factor")
     factor = next((value for value in (inner, whole) if value is not None), ROTATED)
-    share = RawConfig({"partial_rotary_factor": factor}).number("partial_rotary_factor")
-    size = int(head_dim * share)
-    if share > 1 or size < 2 or size % 2:
+    fraction = RawConfig({"partial_rotary_factor": factor}).number("partial_rotary_factor")
+    size = int(head_dim * fraction)
+    if fraction > 1 or size < 2 or size % 2:
         raise ConfigError(
             f"config.json: partial_rotary_factor is {shown(factor)}, which rotates {size} of "
             f"{head_dim} numbers of a head; supported: an even number from 2 to {head_dim}"
@@ -111,7 +111,8 @@ def _delta_net(raw: RawConfig) -> DeltaNet:
 
 
 def _linear_layers(raw: RawConfig) -> tuple[bool, ...]:
-    num_layers, kinds = raw.integer("num_hidden_layers"), raw.get("layer_types")
+    num_layers = raw.integer("num_hidden_layers")
+    kinds = raw.get("layer_types")
     if kinds is None:
         interval = raw.integer("full_attention_interval")
         kinds = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(num_layers)]
