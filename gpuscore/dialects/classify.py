@@ -114,11 +114,15 @@ def classify_bytes(prepared: PreparedBody[ClassifyBody]) -> int:
 
 
 def encode_classify(prepared: PreparedBody[ClassifyBody]) -> Iterator[bytes]:
-    classes, result, count = prepared.notes, prepared.scores, prepared.body.num_items
-    body, labels = prepared.body, classes.labels
+    classes = prepared.notes
+    result = prepared.scores
+    count = prepared.body.num_items
+    body = prepared.body
+    labels = classes.labels
     raw = body.raw_scores or body.use_activation is False
     request = prepared.asked if body.return_label_mass else None
-    cut, step = set(classes.truncated), max(1, NUMBERS // len(labels))
+    truncated = set(classes.truncated)
+    step = max(1, NUMBERS // len(labels))
 
     def data() -> Iterator[ClassifiedText]:
         for start in range(0, count, step):
@@ -133,7 +137,8 @@ def encode_classify(prepared: PreparedBody[ClassifyBody]) -> Iterator[bytes]:
             classified = zip(best, rows.tolist(), masses, strict=True)
             for index, (first, probs, mass) in enumerate(classified, start):
                 row = ClassifiedText(index, labels[first], probs, len(labels))
-                row.label_mass, row.truncated = mass, index in cut
+                row.label_mass = mass
+                row.truncated = index in truncated
                 yield row
 
     answer = ClassifyAnswer(*prepared.head("list"), labels, HOLE, prepared.short_usage)

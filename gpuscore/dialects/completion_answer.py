@@ -49,11 +49,11 @@ class SentPrompts:
     """The prompts of a body.
 
     Args:
-        ids: of each.
-        texts: as they were sent; None if they were token ids.
+        ids: the token ids of each prompt.
+        texts: the prompts as they were sent; None if they were token ids.
         encoder: the model's tokenizer, if it has one.
         vocab_rows: number of the model's token ids.
-        candidates: whose log-probabilities are asked for.
+        candidates: the tokens whose log-probabilities are asked for.
     """
 
     ids: Sequence[Int32Array]
@@ -69,19 +69,20 @@ class SentPrompts:
         ids = self.ids[index].tolist()
         return "".join(map(say, ids)) if self.encoder is None else self.encoder.text(ids)
 
-    def most_bytes(self, asked: CompletionOptions) -> int:
+    def most_bytes(self, options: CompletionOptions) -> int:
         """Return the most bytes of the choices for these prompts."""
-        token, prompts = TokenTexts.longest(self.encoder, self.vocab_rows), len(self.ids)
+        token = TokenTexts.longest(self.encoder, self.vocab_rows)
+        prompts = len(self.ids)
         tokens = sum(map(len, self.ids))
-        count = (tokens if asked.every_position else 0) + (prompts if asked.next_token else 0)
+        count = (tokens if options.every_position else 0) + (prompts if options.next_token else 0)
         size = prompts * (_CHOICE_BYTES + token)
         if self.candidates is not None:
             size += NUMBER_BYTES * self.candidates.count(self.ids) + 3 * tokens
-        if asked.logprobs is not None:
+        if options.logprobs is not None:
             entry = token + NUMBER_BYTES
-            top = asked.logprobs and 3 + entry * (asked.logprobs + 1)
+            top = options.logprobs and 3 + entry * (options.logprobs + 1)
             size += count * (entry + COUNT_BYTES + top)
-        if not asked.echo:
+        if not options.echo:
             return size
         if self.texts is not None:
             return size + text_bytes(*self.texts)
@@ -96,7 +97,7 @@ class AnsweredPrompts:
         prompts: their numbers.
         shared: number of first tokens that all of them share. If every position was asked for, the
             result has the rows of these tokens once.
-        result: of every position, or else of each prompt's end.
+        result: has a row for every position, or for each prompt's end.
     """
 
     prompts: Sequence[int]
@@ -197,7 +198,9 @@ def position_logprobs(result: ScoreResult, label_ids: Sequence[Int32Array]) -> P
 
 def top_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
     """Return log-probabilities and ids of each row's most probable tokens, [rows, num_top]."""
-    lse, ids, logits = result.lse, result.top_ids, result.top_logits
+    lse = result.lse
+    ids = result.top_ids
+    logits = result.top_logits
     if lse is None or ids is None or logits is None:
         raise ValueError("the request did not ask for the log-sum-exp and the best tokens")
     return np.minimum(logits - lse.astype(np.float64)[:, None], 0.0), ids
@@ -206,7 +209,7 @@ def top_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
 def completion_json(
     sent: SentPrompts,
     answered: Sequence[AnsweredPrompts],
-    asked: CompletionOptions,
+    options: CompletionOptions,
     cached_tokens: int,
     head: tuple[str, str, int, str],
     candidates: Mapping[int, Answered],
@@ -214,29 +217,32 @@ def completion_json(
     """Yield the answer as JSON, in pieces.
 
     Args:
-        answered: the prompts with the engine's results; empty if the engine was not asked.
-        asked: the parts that the request asks for.
-        cached_tokens: for the usage.
+        answered: the prompts with the engine's results; empty if the engine was not options.
+        options: the parts that the request asks for.
+        cached_tokens: number of tokens that were cached, for the usage.
         head: the values that the answer begins with.
-        candidates: of each prompt, if they were asked for.
+        candidates: the log-probabilities of each prompt's candidates, if they were asked for.
     """
     prompts = sent.ids
-    rows = _rows(prompts, answered, asked.every_position)
+    rows = _rows(prompts, answered, options.every_position)
     del answered  # `rows` has copies
     yield b""
     say = TokenTexts(sent.encoder)
     yield from say.add(*(part.top_ids for part in rows), *prompts)
-    total, new = sum(map(len, prompts)), len(prompts) if asked.next_token else 0
+    total = sum(map(len, prompts))
+    new = len(prompts) if options.next_token else 0
     usage = TokenUsage(total, total + new, new, PromptTokensDetails(cached_tokens))
     answer = CompletionAnswer(*head, HOLE, usage)
 
     def choices() -> Iterator[bytes]:
         for index, prompt in enumerate(prompts):
             yield b"," if index else b"["
-            text = sent.text(index, say) if asked.echo else ""
-            entries, extra = _Entries(prompt, rows[index], asked, say), list[Iterator[bytes]]()
+            text = sent.text(index, say) if options.echo else ""
+            entries = _Entries(prompt, rows[index], options, say)
+            extra = list[Iterator[bytes]]()
             if sent.candidates is not None:
-                start, every = sent.candidates.start, asked.every_position
+                start = sent.candidates.start
+                every = options.every_position
                 found = candidate_rows(candidates[index], prompt, start, every)
                 lists = (row.tolist() for row in found)
                 extra = [list_json(lists, max(1, NUMBERS // MAX_CANDIDATES))]
@@ -249,16 +255,16 @@ def completion_json(
 def _choice(
     index: int, text: str, entries: "_Entries", *candidates: Iterator[bytes]
 ) -> Iterator[bytes]:
-    asked = entries.asked
-    texts = [text, entries.say(int(entries.rows.best_ids[-1]))] if asked.next_token else [text]
-    shown = None if asked.logprobs is None else Logprobs(HOLE, HOLE, HOLE, HOLE)
+    options = entries.options
+    texts = [text, entries.say(int(entries.rows.best_ids[-1]))] if options.next_token else [text]
+    shown = None if options.logprobs is None else Logprobs(HOLE, HOLE, HOLE, HOLE)
     lists: list[Iterator[bytes]] = []
-    if asked.logprobs is not None:
-        top = list_json(entries.top(), max(1, NUMBERS // (1 + asked.logprobs)))
+    if options.logprobs is not None:
+        top = list_json(entries.top(), max(1, NUMBERS // (1 + options.logprobs)))
         lists = [
             list_json(map(entries.say, entries.ids())),
             list_json(entries.logprobs()),
-            top if asked.logprobs else iter([b"null"]),
+            top if options.logprobs else iter([b"null"]),
             list_json(entries.offsets()),
         ]
     choice = CompletionChoice(index, HOLE, shown)
@@ -274,35 +280,36 @@ class _Entries:
     Args:
         prompt: its token ids.
         rows: of all its positions, or of its end alone.
-        asked: the parts that the request asks for.
+        options: the parts that the request asks for.
         say: the tokens' texts.
     """
 
     prompt: Int32Array
     rows: PositionLogprobs
-    asked: CompletionOptions
+    options: CompletionOptions
     say: TokenTexts
 
     def ids(self) -> Iterator[int]:
-        if self.asked.every_position:
+        if self.options.every_position:
             yield from _numbers(self.prompt)
-        if self.asked.next_token:
+        if self.options.next_token:
             yield int(self.rows.best_ids[-1])
 
     def logprobs(self) -> Iterator[float | None]:
-        if self.asked.every_position:
+        if self.options.every_position:
             yield None
             yield from _numbers(self.rows.label[:-1])
-        if self.asked.next_token:
+        if self.options.next_token:
             yield float(self.rows.best[-1])
 
     def top(self) -> Iterator[dict[str, float] | None]:
         """Yield, for each token, the most probable tokens in its place, and its own value."""
-        every, rows = self.asked.every_position, self.rows
+        every = self.options.every_position
+        rows = self.rows
         if every:
             yield None
         first = 0 if every else max(0, len(rows.top) - 1)
-        last = len(rows.top) if self.asked.next_token else len(rows.top) - 1
+        last = len(rows.top) if self.options.next_token else len(rows.top) - 1
         own = islice(zip(self.ids(), self.logprobs(), strict=True), int(every), None)
         pairs = zip(_numbers(rows.top_ids[first:last]), _numbers(rows.top[first:last]), strict=True)
         for (id, value), (top_ids, top) in zip(own, pairs, strict=True):
@@ -334,7 +341,8 @@ def _rows(
         shared = part.shared if every else 0
         rows = PositionLogprobs(np.empty(0), *top_logprobs(part.result))
         if every:
-            first, rest = labels[0][:shared], [ids[shared:] for ids in labels]
+            first = labels[0][:shared]
+            rest = [ids[shared:] for ids in labels]
             rows = position_logprobs(part.result, [first, *rest])
         start = shared
         for place, index in enumerate(part.prompts):

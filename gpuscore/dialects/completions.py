@@ -91,7 +91,7 @@ class CompletionBody(ScoringBody):
         return len(self.prompts)
 
     @property
-    def asked(self) -> CompletionOptions:
+    def options(self) -> CompletionOptions:
         return CompletionOptions(bool(self.echo), self.max_tokens == 1, self.logprobs)
 
 
@@ -113,9 +113,9 @@ def _check_candidates(body: CompletionBody) -> None:
 
 def _check_tokens(body: CompletionBody) -> None:
     if body.max_tokens not in (0, 1):
-        asked = "16 by default" if body.max_tokens is None else str(body.max_tokens)
+        given = "16 by default" if body.max_tokens is None else str(body.max_tokens)
         raise InvalidRequest(
-            f"max_tokens is {asked}, but {SCORES_ONLY}: it must be 0, or 1 for the most probable "
+            f"max_tokens is {given}, but {SCORES_ONLY}: it must be 0, or 1 for the most probable "
             "next token",
             param="max_tokens",
         )
@@ -143,10 +143,12 @@ def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody
     """
     if model.engine.limits.classes is not None:
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
-    builder, special = model.prompts.builder, body.add_special_tokens is not False
+    builder = model.prompts.builder
+    special = body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt")
     texts = body.prompts if isinstance(body.prompts[0], str) else None
-    candidates, ids = None, body.prompt_logprob_token_ids
+    candidates = None
+    ids = body.prompt_logprob_token_ids
     if ids is not None:
         candidates = Candidates.read(ids, body.prompt_logprob_start or 0, prompts, builder.checks)
     notes = SentPrompts(
@@ -157,10 +159,10 @@ def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody
         candidates=candidates,
     )
     total = sum(map(len, prompts))
-    if not body.asked.every_position and candidates is None:
+    if not body.options.every_position and candidates is None:
         request = _next_token(builder, body, prompts) if body.max_tokens else None
         return PreparedBody(body, request, total, notes)
-    if body.asked.every_position:
+    if body.options.every_position:
         _check_total(builder, body, total)
     request = _rows_of_prompts(builder, body, prompts, candidates)
     groups = alike(prompts, MAX_GROUPS)
@@ -190,14 +192,15 @@ def _rows_of_prompts(
 ) -> ScoreRequest:
     """Return the engine's request for prompts that begin alike: every row, or with candidates
     alone the rows that have some."""
-    asked = body.asked
+    options = body.options
     labels = [*map(following, prompts)]
     rows = [Rows.every(len(prompt)) for prompt in prompts]
     if candidates is not None:
         pairs = zip(prompts, labels, strict=True)
-        made = [candidates.rows(prompt, own, asked.every_position) for prompt, own in pairs]
-        rows, labels = [own for own, _ in made], [ids for _, ids in made]
-    top = _num_top(body, builder) if asked.every_position or asked.next_token else 0
+        read = [candidates.rows(prompt, own, options.every_position) for prompt, own in pairs]
+        rows = [row for row, _ in read]
+        labels = [ids for _, ids in read]
+    top = _num_top(body, builder) if options.every_position or options.next_token else 0
     return request_of(prompts, rows, labels, builder.backend, terms=body.terms, num_top=top)
 
 
@@ -226,19 +229,25 @@ def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
 
 def completion_bytes(prepared: PreparedBody[CompletionBody]) -> int:
     sent: SentPrompts = prepared.notes
-    return sent.most_bytes(prepared.body.asked)
+    return sent.most_bytes(prepared.body.options)
 
 
 def encode_completion(prepared: PreparedBody[CompletionBody]) -> Iterator[bytes]:
     """Return the answer as JSON, made a few positions at a time."""
     sent: SentPrompts = prepared.notes
-    asked, results, places = prepared.parts, prepared.results, prepared.places
+    requests = prepared.parts
+    results = prepared.results
+    places = prepared.places
     if prepared.result is not None:  # of the undivided request
-        asked, results, places = (prepared.asked,), (prepared.result,), [range(len(sent.ids))]
-    shared, candidates = [len(request.query_ids) for request in asked], dict[int, Answered]()
-    options, head = prepared.body.asked, prepared.head("text_completion")
+        requests = (prepared.asked,)
+        results = (prepared.result,)
+        places = [range(len(sent.ids))]
+    shared = [len(request.query_ids) for request in requests]
+    candidates = dict[int, Answered]()
+    options = prepared.body.options
+    head = prepared.head("text_completion")
     if sent.candidates is not None:
-        found = [*map(apart, asked, results, repeat(options.every_position))]
+        found = [*map(apart, requests, results, repeat(options.every_position))]
         results = [result for result, _ in found]
         for group, (_, rows) in zip(places, found, strict=True):
             candidates.update(zip(group, rows, strict=True))

@@ -85,7 +85,7 @@ def accepting(*kinds: str) -> Callable[[type[StructT]], type[StructT]]:
     added = [(name, Annotated[Raw | UnsetType, one.meta], UNSET) for name, one in others.items()]
 
     def extended(body: type[StructT]) -> type[StructT]:
-        made = msgspec.defstruct(
+        struct = msgspec.defstruct(
             body.__name__,
             added,
             bases=(body,),
@@ -94,8 +94,8 @@ def accepting(*kinds: str) -> Callable[[type[StructT]], type[StructT]]:
             forbid_unknown_fields=True,
             kw_only=True,
         )
-        _OF[made] = others
-        return cast("type[StructT]", made)
+        _OF[struct] = others
+        return cast("type[StructT]", struct)
 
     return extended
 
@@ -130,7 +130,8 @@ def strict_decoder(
     `decode` raises InvalidRequest, whose message never holds the body's text. A body with texts to
     score gets its terms, for which the record needs its tenant and its deadline.
     """
-    at_once, in_parts = msgspec.json.Decoder(body), PartsDecoder(body)
+    at_once = msgspec.json.Decoder(body)
+    in_parts = PartsDecoder(body)
 
     def decoded(data: bytes, record: RequestRecord, limits: RequestLimits | None) -> StructT:
         with _decoding_errors(body):

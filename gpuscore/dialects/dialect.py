@@ -30,7 +30,9 @@ from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
 # Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
-SMALL_ITEMS, SMALL_TOKENS, SMALL_CHARS = 64, 4096, 1024
+SMALL_ITEMS = 64
+SMALL_TOKENS = 4096
+SMALL_CHARS = 1024
 LARGE = 1 << 18  # bytes of a body or of ids, or characters, from which a request counts as large
 
 
@@ -101,17 +103,17 @@ class PreparedBody(Generic[BodyT]):
     """A body with its request to the engine and, once it is there, the result.
 
     Args:
-        body: as `decode` returned it.
-        request: for the engine; None if it need not be asked.
+        body: the result of `decode`.
+        request: the engine's request; None if the engine need not be asked.
         prompt_tokens: tokens of all prompts, for the usage; 0 if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body has `on_error: null`.
         parts: `request` divided into several, for a caller that can run them at once; else empty.
         places: for each of `parts`, the places of its items in the body.
         result: None if the engine was not asked, or was asked for `parts`.
-        results: of `parts`, if the engine was asked for these.
+        results: the results of `parts`, if the engine was asked for these.
         model: the served model, by the name that the caller used, or else its own.
-        record: of the request; it and `model` are set before `encode`.
+        record: the request's record; it and `model` are set before `encode`.
     """
 
     body: BodyT
@@ -273,7 +275,8 @@ def in_pieces(answer: object, *parts: Iterator[bytes]) -> Iterator[bytes]:
 
 def list_json(rows: Iterable[object], size: int = NUMBERS) -> Iterator[bytes]:
     """Yield the JSON of a list, `size` entries at a time."""
-    rows, before = iter(rows), b"["
+    rows = iter(rows)
+    before = b"["
     while some := list(islice(rows, size)):
         yield before + msgspec.json.encode(some)[1:-1]
         before = b","

@@ -30,7 +30,8 @@ from gpuscore.types.results import spread
 
 Texts = str | list[str | None]
 # Names of both sides. vLLM has renamed them twice and accepts all names.
-FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
+FIRST = ("queries", "text_1", "data_1")
+SECOND = ("documents", "items", "text_2", "data_2")
 
 
 @accepting("pooling", "ranking")
@@ -99,7 +100,7 @@ def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | Non
     texts: list[str | None] = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]
-    made = RerankInput(
+    inputs = RerankInput(
         query=queries if isinstance(queries, str) else [text or "" for text in queries],
         documents=[text or "" for text in texts],
         instruction=fields.instruction,
@@ -109,7 +110,7 @@ def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | Non
         name=second,
         query_name=first,
     )
-    fields.read_as(made)
+    fields.read_as(inputs)
     return fields
 
 
@@ -127,7 +128,7 @@ def pairs_bytes(prepared: PreparedBody[PairsBody]) -> int:
 def encode_pairs(prepared: PreparedBody[PairsBody]) -> Iterator[bytes]:
     ranking = ranking_of(prepared)
     scores = spread(ranking.scores.tolist(), prepared.errors or (), prepared.body.num_items)
-    cut = set(ranking.truncated)
+    truncated = set(ranking.truncated)
     answer = PairsAnswer(*prepared.head("list"), HOLE, prepared.short_usage, prepared.failed_items)
-    rows = (PairScore(i, "score", score, i in cut) for i, score in enumerate(scores))
+    rows = (PairScore(i, "score", score, i in truncated) for i, score in enumerate(scores))
     return in_pieces(answer, list_json(rows, ROWS))

@@ -38,7 +38,8 @@ class PartsDecoder(Generic[StructT]):
             for field in fields
         ]
         outer = msgspec.defstruct("Outer", places, kw_only=True, forbid_unknown_fields=True)
-        self._body, self._outer = body, msgspec.json.Decoder(outer)
+        self._body = body
+        self._outer = msgspec.json.Decoder(outer)
         # Fields of other servers stay as they are.
         known = [field for field in fields if field.default is not msgspec.UNSET]
         self._decoders = {f.name: msgspec.json.Decoder[Any](f.type) for f in known}
@@ -56,7 +57,8 @@ class PartsDecoder(Generic[StructT]):
         return self._body(**values)
 
     def _value(self, name: str, raw: Raw, limits: RequestLimits) -> Any:
-        whole, entries = memoryview(raw), list[Any]()
+        whole = memoryview(raw)
+        entries = list[Any]()
         for part in parts_of(whole, name, limits):
             try:
                 value = self._decoders[name].decode(part)
@@ -77,7 +79,10 @@ def parts_of(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[by
         TooManyItems: it has too many numbers, or an entry too many other values.
     """
     most = max(limits.max_request_tokens, limits.max_items * limits.max_labels)
-    start, end, level, is_text = 0, 1, 0, False
+    start = 0
+    end = 1
+    level = 0
+    is_text = False
     numbers = others = 0
     while start < len(whole) > PART:
         piece = bytes(whole[start : start + PART])
@@ -99,8 +104,10 @@ def parts_of(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[by
         if whole[0] == _LIST and len(cuts):
             cut = start - len(piece) + int(cuts[-1])
             yield b"[%b]" % bytes(whole[end:cut])
-            end, others = cut + 1, 0
-        level, is_text = int(levels[-1]), bool(texts[-1] & 1)
+            end = cut + 1
+            others = 0
+        level = int(levels[-1])
+        is_text = bool(texts[-1] & 1)
         _check_count(numbers, most, name)
         _check_count(others, limits.max_items + limits.max_labels, name)
     yield whole if end == 1 else b"[%b" % bytes(whole[end:])

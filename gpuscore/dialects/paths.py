@@ -4,7 +4,8 @@ SCORE_PATHS = ("/v1/score", "/score")
 JINA_RERANK_PATH = "/v1/rerank"
 RERANK_PATHS = ("/rerank", JINA_RERANK_PATH, "/v2/rerank", "/reranking", "/v1/reranking")
 COMPLETIONS_PATH = "/v1/completions"
-TOKENIZE_PATH, DETOKENIZE_PATH = "/tokenize", "/detokenize"
+TOKENIZE_PATH = "/tokenize"
+DETOKENIZE_PATH = "/detokenize"
 TOKENIZER_INFO_PATH = "/tokenizer_info"
 # Routes that generate text or make embeddings elsewhere: answered 400 with an explanation, not 404.
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
@@ -14,7 +15,9 @@ TEXT_RANKING_PATH = "/pipeline/text-ranking"
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
 MODELS_PATH = "/v1/models"
 # Pages for people; without --no-ui, the first two are served.
-PLAYGROUND_PATH, STATUS_PATH, DOCS_PATH = "/", "/status", "/docs"
+PLAYGROUND_PATH = "/"
+STATUS_PATH = "/status"
+DOCS_PATH = "/docs"
 UI_PATHS = (PLAYGROUND_PATH, STATUS_PATH)
 # Routes of other servers, and ours for the same requests.
 ELSEWHERE = {"/generative_scoring": SCORE_PATHS[0], "/predict": CLASSIFY_PATHS[1]}
@@ -23,7 +26,8 @@ PROBE_PATHS = ("/livez", "/health", "/ready")
 # for everyone.
 OPEN_PATHS = (*PROBE_PATHS, *UI_PATHS, DOCS_PATH, "/openapi.json")
 # The routes of /docs by what they do, in its order. Routes that are not named here are aliases.
-ALIASES, REFUSED = "Aliases", "Always refused"
+ALIASES = "Aliases"
+REFUSED = "Always refused"
 GROUPS = {
     "Score": SCORE_PATHS[:1],
     "Rank": (JINA_RERANK_PATH, TEXT_RANKING_PATH),

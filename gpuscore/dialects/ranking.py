@@ -80,15 +80,15 @@ class DocumentScores:
 
 
 def prepare_ranking(
-    model: LoadedModel, body: RankingT, cut: bool = False
+    model: LoadedModel, body: RankingT, truncate: bool = False
 ) -> PreparedBody[RankingT]:
-    """Build the engine's request; with `cut`, from documents that are cut to fit.
+    """Build the engine's request; with `truncate`, from documents that are cut to fit.
 
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
     """
     prompts = model.prompts.reranker
-    given = replace(body.input, fit=True) if cut else body.input
+    given = replace(body.input, fit=True) if truncate else body.input
     errors = None
     if body.on_error == "null":
         model.prompts.builder.check_count(body.input.name, body.num_items)

@@ -125,11 +125,11 @@ class RerankBody(RankingBody):
     def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
         names = _rank_fields(self)
         which = "the text field" if names == TEXT_FIELD else "every field of rank_fields"
-        wanted = f"must have {which}, as text"
+        rule = f"must have {which}, as text"
         for index, document in enumerate(self.documents or ()):
             if _text_of(document, names) is None:
                 param = f"documents[{index}]"
-                what = "is null; it must be a text" if document is None else wanted
+                what = "is null; it must be a text" if document is None else rule
                 yield index, InvalidRequest(f"{param} {what}", param=param)
 
     @property
@@ -189,7 +189,7 @@ def _checked(body: RerankBody) -> RerankBody:
     body.check_cut()
     if body.instruction is not None and body.instruct is not None:
         raise InvalidRequest("instruction and instruct exclude each other", param="instruct")
-    told = "instruct" if body.instruction is None else "instruction"
+    field = "instruct" if body.instruction is None else "instruction"
     if body.is_tei and body.on_error == "null":
         raise InvalidRequest(
             "on_error null needs documents: the answer to texts is TEI's list, without errors",
@@ -198,25 +198,25 @@ def _checked(body: RerankBody) -> RerankBody:
     check_not_negative(body, "top_n", "top_k")
     names = _rank_fields(body)
     texts = [_text_of(document, names) for document in body.texts or body.documents or ()]
-    made = RerankInput(
+    inputs = RerankInput(
         query=body.query,
         documents=[text or "" for text in texts],
-        instruction=getattr(body, told),
-        instruction_name=told,
+        instruction=getattr(body, field),
+        instruction_name=field,
         most_tokens=body.max_tokens_per_doc or None,
         fit=_flag(body.truncate, "truncate") or body.truncate_prompt_tokens == -1,
         terms=body.terms,
         need_lse=bool(body.return_label_mass),
         name="texts" if body.is_tei else "documents",
     )
-    body.read_as(made)
+    body.read_as(inputs)
     return body
 
 
 def prepare_rerank(model: LoadedModel, body: RerankBody) -> PreparedBody[RerankBody]:
     """Build the engine's request; raise GpuscoreError as `prepare_ranking`."""
-    cut = model.prompts.builder.limits.rerank_truncate and body.truncate is None
-    return prepare_ranking(model, body, cut)
+    truncate = model.prompts.builder.limits.rerank_truncate and body.truncate is None
+    return prepare_ranking(model, body, truncate)
 
 
 def rerank_bytes(prepared: PreparedBody[RerankBody]) -> int:
@@ -230,23 +230,26 @@ def rerank_bytes(prepared: PreparedBody[RerankBody]) -> int:
 
 def encode_rerank(prepared: PreparedBody[RerankBody]) -> Iterator[bytes]:
     """Return the answer as JSON, best first; equal scores keep the order of the request."""
-    body, ranking = prepared.body, ranking_of(prepared)
+    body = prepared.body
+    ranking = ranking_of(prepared)
     order = np.argsort(-ranking.scores, kind="stable")
     best = order[: body.top_n or body.top_k or len(order)].tolist()
-    scores, cut = ranking.scores.tolist(), set(ranking.truncated)
-    wanted = body.return_label_mass and scores
+    scores = ranking.scores.tolist()
+    truncated = set(ranking.truncated)
+    with_mass = body.return_label_mass and scores
     masses = [None] * len(scores)
-    if wanted:
+    if with_mass:
         masses = label_mass(prepared.scores, prepared.asked).tolist()
     chosen = ((ranking.places[number], scores[number], masses[number]) for number in best)
     document = _document_of(prepared)
-    rows = ((i, score, document(i), i in cut, mass) for i, score, mass in chosen)
+    rows = ((i, score, document(i), i in truncated, mass) for i, score, mass in chosen)
     step = 1 if body.wants_documents else ROWS  # a document may be long
     if body.is_tei:
         return list_json((RankedText(*row) for row in rows), step)
     results = list_json((RankedDocument(*row) for row in rows), step)
     head = prepared.head("list" if prepared.record.route == JINA_RERANK_PATH else "rerank")
-    usage, meta = prepared.short_usage, _meta(len(order), prepared.prompt_tokens, len(cut))
+    usage = prepared.short_usage
+    meta = _meta(len(order), prepared.prompt_tokens, len(truncated))
     return in_pieces(
         RerankAnswer(*head, results=HOLE, usage=usage, meta=meta, errors=prepared.failed_items),
         results,

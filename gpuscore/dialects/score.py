@@ -199,7 +199,8 @@ def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
 
 
 def _extraction(body: ScoreBody) -> str | int | None:
-    text, id = body.score_extraction_token, body.score_extraction_token_id
+    text = body.score_extraction_token
+    id = body.score_extraction_token_id
     if text is not None and id is not None:
         name = "score_extraction_token"
         raise InvalidRequest(f"{name} and {name}_id exclude each other", param=name)
@@ -216,7 +217,8 @@ def prepare_score(model: LoadedModel, body: ScoreBody | PairsBody) -> PreparedBo
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, PairsBody):
         return prepare_ranking(model, body)
-    builder, errors = model.prompts.builder, None
+    builder = model.prompts.builder
+    errors = None
     if body.on_error == "null":
         builder.check_count("items", body.num_items)
         errors = body.errors()
@@ -231,17 +233,18 @@ def _is_small(body: ScoreBody | PairsBody) -> bool:
     """Return True if a body is faster to build here than in a thread."""
     if isinstance(body, PairsBody) or body.num_items > SMALL_ITEMS:
         return False
-    asked = body.input
-    labels = [*(asked.labels or ()), *(asked.label_sequences or ())]
-    most = SMALL_CHARS if asked.is_text or asked.labels else SMALL_TOKENS
-    return sum(map(len, (asked.query, *asked.items, *labels))) <= most
+    inputs = body.input
+    labels = [*(inputs.labels or ()), *(inputs.label_sequences or ())]
+    most = SMALL_CHARS if inputs.is_text or inputs.labels else SMALL_TOKENS
+    return sum(map(len, (inputs.query, *inputs.items, *labels))) <= most
 
 
 def score_bytes(prepared: PreparedBody[Any]) -> int:
     if isinstance(prepared.body, PairsBody):
         return pairs_bytes(prepared)
     body: ScoreBody = prepared.body
-    request, rows = prepared.request, body.num_items
+    request = prepared.request
+    rows = body.num_items
     labels = 0
     if request is not None:
         same = request.trie and len(request.trie.sequences) * request.num_rows
@@ -286,7 +289,8 @@ def encode_score(prepared: PreparedBody[Any]) -> Iterator[bytes]:
 def _scores_json(prepared: PreparedBody[Any]) -> Iterator[bytes]:
     """Return the scores of a body that is not of pairs, as a JSON list of rows, in pieces."""
     body: ScoreBody = prepared.body
-    request, temperature = prepared.request, _temperature(body)
+    request = prepared.request
+    temperature = _temperature(body)
     divisor = request.trie if request and body.label_length_normalization == "mean" else None
 
     def scores(part: ScoreResult, _: slice) -> Iterable[Float64Array]:
@@ -301,8 +305,10 @@ def _table(
 ) -> Iterator[bytes]:
     """Return a JSON list with an entry per item, null for those with errors: its row, or a list of
     its rows."""
-    result, request = prepared.result, prepared.request
-    errors, count = prepared.errors or (), prepared.body.num_items
+    result = prepared.result
+    request = prepared.request
+    errors = prepared.errors or ()
+    count = prepared.body.num_items
     if result is None or request is None:
         return list_json(spread((), errors, count))
     result = by_row(result, request)

@@ -53,7 +53,7 @@ class Backlog:
         rate: returns the tokens computed per second; 0 while that is unknown.
 
     Attributes:
-        requests, items, tokens: in flight.
+        requests, items, tokens: how many of each are in flight.
     """
 
     def __init__(self, config: EngineConfig, rate: Callable[[], float]) -> None:
@@ -61,7 +61,8 @@ class Backlog:
         self.requests = self.items = self.tokens = 0
         self._rate = rate
         # Of requests of each size: their number, and their tokens.
-        self._counts, self._sums = [0] * _SIZES, [0] * _SIZES
+        self._counts = [0] * _SIZES
+        self._sums = [0] * _SIZES
 
     @property
     def most_requests(self) -> int:
@@ -74,7 +75,9 @@ class Backlog:
             Overloaded: with this request, the backlog would exceed a limit, or the request would
                 wait longer than `seconds`.
         """
-        tokens, items, config = request.num_tokens, len(request.item_ids), self.config
+        tokens = request.num_tokens
+        items = len(request.item_ids)
+        config = self.config
         if (late := self.wait_refusal(tokens, seconds)) is not None:
             raise late
         if self.requests:
@@ -183,7 +186,8 @@ class ServedModel:
     """
 
     def __init__(self, name: str, others: tuple[str, ...] = ()) -> None:
-        self.name, self.names = name, (name, *others)
+        self.name = name
+        self.names = (name, *others)
         self.loaded: LoadedModel | None = None
 
     @property
@@ -236,23 +240,23 @@ class ModelTable:
         """The backlogs of the models that can score now."""
         return [served.loaded.backlog for served in self._models if served.loaded and served.alive]
 
-    def find(self, wanted: str | None) -> ServedModel | None:
+    def find(self, name: str | None) -> ServedModel | None:
         """Return the model that `choose` returns; None if it would raise."""
-        if wanted is None or wanted == ANY_MODEL:
+        if name is None or name == ANY_MODEL:
             return self.only
-        return self._by_name.get(wanted)
+        return self._by_name.get(name)
 
-    def choose(self, wanted: str | None) -> ServedModel:
+    def choose(self, name: str | None) -> ServedModel:
         """Return the model with a request's name; None and "default" stand for the only model.
 
         Raises:
             ModelNotFound: no model has this name.
             InvalidRequest: no name is given, and there are several models.
         """
-        served = self.find(wanted)
+        served = self.find(name)
         if served is not None:
             return served
-        if wanted is None or wanted == ANY_MODEL:
+        if name is None or name == ANY_MODEL:
             raise InvalidRequest(f"model is required: one of {listed(self.names)}", param="model")
         if self.only is not None:
             raise ModelNotFound(f"this server has one model: {self.only.name}", param="model")

@@ -16,7 +16,8 @@ from typing import Any
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import architecture_name, is_file, read_object, shown
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of all names in an adapter's file
 HEAD = f"{PREFIX}score.weight"
 # Keys that change what an adapter computes, with the values that are merged.
@@ -55,17 +56,19 @@ def laid_over(base: Path, adapter: Path, model: str) -> Path:
     config = read_object(base / "config.json")
     if config is None:
         raise ConfigError(f"{base} has no config.json: not a Hugging Face model directory")
-    made = Path(tempfile.mkdtemp(prefix="gpuscore-adapter-"))
-    atexit.register(_remove, made, os.getpid())
+    overlay = Path(tempfile.mkdtemp(prefix="gpuscore-adapter-"))
+    atexit.register(_remove, overlay, os.getpid())
     for path in base.iterdir():
         if path.name != "config.json":
-            (made / path.name).symlink_to(path.resolve())
+            (overlay / path.name).symlink_to(path.resolve())
     for name in (CONFIG, WEIGHTS):
-        (made / name).symlink_to((adapter / name).resolve())
+        (overlay / name).symlink_to((adapter / name).resolve())
     fields = _with_head(config, adapter) if settings.get("task_type") == "SEQ_CLS" else config
-    (made / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    shutil.copystat(base / "config.json", made / "config.json")  # a job that goes on compares them
-    return made
+    (overlay / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    shutil.copystat(
+        base / "config.json", overlay / "config.json"
+    )  # a job that goes on compares them
+    return overlay
 
 
 def _read_settings(adapter: Path) -> dict[str, Any]:
@@ -104,6 +107,6 @@ def _with_head(config: dict[str, Any], adapter: Path) -> dict[str, Any]:
     }
 
 
-def _remove(made: Path, process: int) -> None:
+def _remove(overlay: Path, process: int) -> None:
     if os.getpid() == process:  # not in a forked child
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(overlay, ignore_errors=True)

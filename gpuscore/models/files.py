@@ -19,7 +19,8 @@ MAX_DEPTH = 64  # most levels of nested objects and lists
 SHOWN = 200  # most characters of a value or a reason in an error
 FROM_TOKENS = "classifier_from_token"  # a key of config.json
 # Endings of the names of architectures with a head over classes.
-SEQUENCE, TOKENS = "ForSequenceClassification", "ForTokenClassification"
+SEQUENCE = "ForSequenceClassification"
+TOKENS = "ForTokenClassification"
 PROCESS_REWARD = "ForProcessRewardModel"
 CLASSIFIERS = (SEQUENCE, TOKENS, PROCESS_REWARD)
 
@@ -63,7 +64,7 @@ def read_text(path: Path, limit: int) -> str | None:
     """Return a file of at most `limit` bytes of UTF-8 as text; None if there is none.
 
     Raises:
-        ConfigError: as `is_file`, or the file is not UTF-8.
+        ConfigError: `is_file` raises it, or the file is not UTF-8.
     """
     if not is_file(path, limit):
         return None
@@ -79,8 +80,8 @@ def read_json(path: Path) -> Any:
     """Return the value in a JSON file, with finite numbers only; None if there is no such file.
 
     Raises:
-        ConfigError: as `is_file`, or the file is not JSON, larger than MAX_JSON, or nested deeper
-            than MAX_DEPTH.
+        ConfigError: `is_file` raises it, or the file is not JSON, larger than MAX_JSON, or nested
+            deeper than MAX_DEPTH.
     """
     text = read_text(path, MAX_JSON)
     if text is None:
@@ -99,7 +100,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file; None if there is no such file.
 
     Raises:
-        ConfigError: as `read_json`, or the value is not an object.
+        ConfigError: `read_json` raises it, or the value is not an object.
     """
     if not is_file(path):
         return None

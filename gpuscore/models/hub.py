@@ -23,7 +23,7 @@ def model_directory(model: str, revision: str | None = None, adapter: str | None
 
     Args:
         model: "demo", a directory, or a hub name.
-        revision: of a hub model.
+        revision: the commit, branch or tag of a hub model; None: its main branch.
         adapter: the directory of a LoRA adapter that is merged into the model.
 
     Raises:

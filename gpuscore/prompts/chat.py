@@ -43,7 +43,8 @@ class ChatTemplate:
     @classmethod
     def read(cls, directory: Path) -> "ChatTemplate | None":
         """Return the template, or None if there is none; raise ConfigError for unreadable files."""
-        path, file = directory / "tokenizer_config.json", TEMPLATE
+        path = directory / "tokenizer_config.json"
+        file = TEMPLATE
         config = read_object(path) or {}
         template = read_text(directory / file, MAX_TEMPLATE)
         if template is None:
@@ -92,13 +93,15 @@ class ChatTemplate:
         One field at a time: the white space between two fields belongs to either.
         """
         arounds = [("", ""), *((field, char) for field in fields for char in WHITE)]
-        conversations = [made for around in arounds for made in _conversations(messages, *around)]
+        conversations = [
+            conversation for around in arounds for conversation in _conversations(messages, *around)
+        ]
         try:
-            made = render(self.text, {**self.variables, **options}, conversations)
+            rendered = render(self.text, {**self.variables, **options}, conversations)
         except TemplateLimit as error:
             raise TemplateLimit(f"{self.file}: {error}; {BESIDE}") from error
         try:
-            pairs = [made[i : i + 2] for i in range(0, len(made), 2)]
+            pairs = [rendered[i : i + 2] for i in range(0, len(rendered), 2)]
             return [
                 _chosen(pair if pieces is None else pair[pieces:][:1], fields) for pair in pairs
             ]
@@ -119,7 +122,8 @@ def _ends(field: str, bare: str, spaced: Sequence[str]) -> Ends:
     Raises:
         ConfigError: it drops white space at one place of the text and keeps it at another.
     """
-    before, after = "", ""
+    before = ""
+    after = ""
     for char, text in zip(WHITE, spaced, strict=True):
         # The template's own text beside the mark may be the same character.
         pairs = zip(
@@ -168,12 +172,12 @@ def _conversations(
     yield [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts]
 
 
-def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
+def _chosen(rendered: Sequence[str | ConfigError], fields: list[str]) -> str:
     """Return the first rendering that has the fields; raise ConfigError if none has."""
-    first = made[0]
+    first = rendered[0]
     if isinstance(first, ConfigError):
         raise ConfigError(f"cannot be rendered: {first}")
-    for text in made:
+    for text in rendered:
         if isinstance(text, str) and not _wrong(text, fields):
             return text
     raise ConfigError(f"has the {_wrong(first, fields)}")
@@ -192,7 +196,8 @@ def _wrong(rendered: str, fields: list[str]) -> str:
 
 def parts_of(text: str, specials: Sequence[str]) -> tuple[str, ...]:
     """Split a rendered prompt into a family's parts; parts with fields have no special tokens."""
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     for end, token in _special_tokens(text, specials):
         pieces += [text[start : end - len(token)], token]
         start = end

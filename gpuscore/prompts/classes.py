@@ -26,7 +26,7 @@ class Classes:
 
     Args:
         labels: names of the classes.
-        activation: as in `ClassifierHead`.
+        activation: turns logits into answers, see `ClassifierHead`.
         truncated: numbers of the texts that were cut.
     """
 
@@ -47,7 +47,7 @@ def build_classes(
     """Return the request and its classes; only a guard puts the texts into a prompt of its own.
 
     Args:
-        prompts: of the model.
+        prompts: the model's builders.
         inputs: the texts to judge are its documents; for guards, the query is what they answer.
         named: the classes to choose from; None: all of the model's.
 
@@ -55,7 +55,9 @@ def build_classes(
         GpuscoreError: the texts or labels are invalid, or neither the model nor the caller names
             classes.
     """
-    family, builder, head = prompts.family, prompts.builder, prompts.head
+    family = prompts.family
+    builder = prompts.builder
+    head = prompts.head
     if family is not None and not family.family.ranks and named is None:
         built = family.build(inputs)
         assert built.request is not None  # noqa: S101  (an error of a text is raised)

@@ -48,7 +48,7 @@ class ClassifierHead:
     """The head of a classification model.
 
     Args:
-        num_classes: at least one.
+        num_classes: the number of classes, at least one.
         activation: turns logits into answers: "softmax" if exactly one class is right, "sigmoid"
             if several may be, "none" for the numbers of a regression.
         padding: the padding token; None: there is none.
@@ -76,8 +76,9 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
         count = len(as_object(names, f"{path}: id2label"))
     if type(count) is not int or count < 1:
         raise ConfigError(f"{path}: num_labels must be a positive integer, found {shown(count)}")
-    own = _of_text(config)
-    padding, ends = own.get("pad_token_id"), own.get("eos_token_id")
+    text_config = _of_text(config)
+    padding = text_config.get("pad_token_id")
+    ends = text_config.get("eos_token_id")
     if padding is not None and padding in (ends if isinstance(ends, list) else [ends]):
         logger.warning(
             "%s: pad_token_id %s is eos_token_id, too. Prompts of a family are read before the "
@@ -108,7 +109,7 @@ def _head_activation(num_classes: int, problem: object) -> Activation:
 
 
 def find_family(
-    wanted: str,
+    requested: str,
     directory: Path,
     names: Iterable[str],
     specials: Sequence[str],
@@ -117,7 +118,7 @@ def find_family(
     """Return the model's family, or None if no source names one.
 
     Args:
-        wanted: "auto", "none", or a name of the registry.
+        requested: "auto", "none", or a name of the registry.
         directory: the model's.
         names: the names of the model.
         specials: its tokenizer's special tokens, as text.
@@ -126,15 +127,15 @@ def find_family(
     Raises:
         ConfigError: the files contradict each other or have unsupported content.
     """
-    if wanted in ("none", PRM):
+    if requested in ("none", PRM):
         return None
-    if wanted not in ("auto", *FAMILIES):
+    if requested not in ("auto", *FAMILIES):
         raise ConfigError(
-            f"family {shown(wanted)} is unknown; supported: auto, none, {', '.join(FAMILIES)}, "
+            f"family {shown(requested)} is unknown; supported: auto, none, {', '.join(FAMILIES)}, "
             f"{PRM}"
         )
-    if wanted != "auto":
-        return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
+    if requested != "auto":
+        return _for_head(_resolved(FAMILIES[requested], directory, specials), head)
     config = read_object(directory / "config.json") or {}
     known = by_name(names, architecture_name(config))
     if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
@@ -150,20 +151,21 @@ def find_family(
     return _for_head(chosen, head)
 
 
-def find_step_token(wanted: str, directory: Path, encoder: TextEncoder | None) -> int | None:
+def find_step_token(requested: str, directory: Path, encoder: TextEncoder | None) -> int | None:
     """Return the id of the token after each step of an answer, at which a process reward model
     judges the step; None for other models, and for one without a tokenizer.
 
     Args:
-        wanted, directory: as for `find_family`.
+        requested: "auto", "none", "prm", or a name of the registry.
+        directory: the model's.
         encoder: the model's tokenizer.
 
     Raises:
         ConfigError: the tokenizer has no such token.
     """
     config = read_object(directory / "config.json") or {}
-    is_prm = wanted == "auto" and architecture_name(config).endswith(PROCESS_REWARD)
-    if encoder is None or not (is_prm or wanted == PRM):
+    is_prm = requested == "auto" and architecture_name(config).endswith(PROCESS_REWARD)
+    if encoder is None or not (is_prm or requested == PRM):
         return None
     ids = encoder.plain_ids(STEP_TOKEN).tolist()
     if len(ids) != 1:
@@ -179,15 +181,16 @@ def _check_tokens(config: Mapping[str, Any], family: PromptFamily, directory: Pa
 
     vLLM documents two: the logit of the second token less that of the first, or that of one token.
     """
-    tokens, method = config.get(FROM_TOKENS), config.get("method")
+    tokens = config.get(FROM_TOKENS)
+    method = config.get("method")
     if tokens is None:
         return
     methods = ("no_post_processing",) if len(family.labels) == 1 else (None, "from_2_way_softmax")
-    wanted = [*reversed(family.labels)]
-    if tokens != wanted or method not in methods:
+    expected = [*reversed(family.labels)]
+    if tokens != expected or method not in methods:
         raise ConfigError(
             f"{directory / 'config.json'}: {FROM_TOKENS} is {shown(tokens)} and method "
-            f"{shown(method)}; the family {family.name} has {shown(wanted)} and "
+            f"{shown(method)}; the family {family.name} has {shown(expected)} and "
             f"{shown(methods[-1])}; to be served by the family, name the architecture "
             "...ForCausalLM and delete both keys"
         )
@@ -229,9 +232,11 @@ def _resolved(family: PromptFamily, directory: Path, specials: Sequence[str]) ->
 
     def rendered(messages: Messages) -> tuple[tuple[str, ...], dict[str, Ends]]:
         text, ends = template.marked_and_ends(messages, family.options)
-        made = parts_of(text, specials)
+        parts = parts_of(text, specials)
         # The model would generate the beginning of the answer, so it is tokenised as its own part.
-        return (*made, literal(family.answer)) if family.answer else made, {**ends, **family.strip}
+        if family.answer:
+            parts = (*parts, literal(family.answer))
+        return parts, {**ends, **family.strip}
 
     parts, strip = rendered(family.messages)
     answering_parts, answering_strip = rendered(family.answering) if family.answering else ((), {})
@@ -257,7 +262,8 @@ def _sentence_transformers(
     has a head of classes, and the chat template. The formula is that of a known family, if there is
     one.
     """
-    read_by, message = _score_module(directory), _message_settings(directory)
+    read_by = _score_module(directory)
+    message = _message_settings(directory)
     if read_by is None and (head is None or message is None):
         return None
     if read_by is not None:
@@ -275,12 +281,12 @@ def _sentence_transformers(
     formula = _formula(directory)
     if known is not None and known.parts and known.ranks:
         if formula != (known.activation, known.scale):
-            told = f"{known.name} as {formula_of(known.activation, known.scale)}"
+            described = f"{known.name} as {formula_of(known.activation, known.scale)}"
             logger.warning(
                 "the files of %s give relevance as %s, and the family %s, which holds",
                 directory,
                 formula_of(*formula),
-                told,
+                described,
             )
         formula = known.activation, known.scale
     return PromptFamily(
@@ -383,7 +389,8 @@ def _score_labels(path: Path, directory: Path) -> tuple[int, ...]:
 
 def _instruction(path: Path) -> str:
     """Return the default prompt; empty if there is none."""
-    prompts, name = _within(path, "prompts"), _within(path).get("default_prompt_name")
+    prompts = _within(path, "prompts")
+    name = _within(path).get("default_prompt_name")
     if name is None:
         return ""
     prompt = prompts.get(name, "") if isinstance(name, str) else None

@@ -42,7 +42,8 @@ class FamilyPrompts:
     def __init__(self, family: PromptFamily, builder: PromptBuilder) -> None:
         if builder.encoder is None:
             raise ConfigError(f"the model is a {family.name}, but has no tokenizer")
-        self.family, self._builder = family, builder
+        self.family = family
+        self._builder = builder
         self._own: TextEncoder = builder.encoder
         parts = (*family.parts, *family.answering_parts)
         frame = [self._own.plain_ids(filled(part)) for part in parts if not fields_of(part)]
@@ -68,7 +69,7 @@ class FamilyPrompts:
                 documents that have errors already are not read. None: the first error is raised.
 
         Raises:
-            GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
+            GpuscoreError: like `PromptBuilder.build`; also InvalidRequest for an instruction or a
                 query that the family's prompt has no field for.
         """
         if errors is None:
@@ -103,18 +104,18 @@ class FamilyPrompts:
             for query, numbered in groupby(enumerate(inputs.queries), key=lambda pair: pair[1])
         ]
         truncated: list[int] = []
-        made = [
+        built = [
             self._group(inputs, query, indices, truncated=truncated, errors=errors)
             for query, indices in groups
         ]
-        num_shared = made[0].num_shared
-        # A pair's cut, on which bits depend, must not depend on the queries of other pairs.
+        num_shared = built[0].num_shared
+        # A pair's prefix length, on which bits depend, must not depend on other pairs' queries.
         fixed = self._builder.backend.deterministic_chunk and isinstance(inputs.query, list)
         if len(groups) > 1 or fixed:
             template = self._template if inputs.query is None else self._answering
             num_shared = len(self._ids(template.fixed, {}))
         count = len(inputs.documents)
-        prompts = Prompts(partial(prompts_of, made), count, num_shared, inputs.name)
+        prompts = Prompts(partial(prompts_of, built), count, num_shared, inputs.name)
         request = self._builder.from_prompts(
             prompts, self.label_ids, inputs.terms, need_lse=inputs.need_lse, errors=errors
         )
@@ -197,7 +198,8 @@ class FamilyPrompts:
             closing = closing[:-1]
         encoder = self._foreign.continuing if template.before else self._foreign
         head, _, tail = template.last.partition("{" + DOCUMENT + "}")
-        head, tail = filled(head, **values), filled(tail, **values)
+        head = filled(head, **values)
+        tail = filled(tail, **values)
         around = len(shared) + len(closing)
         whole = [template.text(DOCUMENT, inputs.documents[index]) for index in indices]
         documents = self._cut(inputs, whole, around, encoder=encoder, texts=(head, tail))

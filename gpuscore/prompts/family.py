@@ -9,7 +9,9 @@ import numpy as np
 
 from gpuscore.types.batch import Float64Array
 
-QUERY, DOCUMENT, INSTRUCTION = "query", "document", "instruction"
+QUERY = "query"
+DOCUMENT = "document"
+INSTRUCTION = "instruction"
 # The only label of a model whose head gives one number instead of a vocabulary, see `one_class`.
 ONLY_CLASS = 0
 
@@ -162,7 +164,9 @@ class DocumentTemplate:
     def __init__(self, parts: tuple[str, ...], strip: Mapping[str, Ends]) -> None:
         self._strip = strip
         place = next(i for i, part in enumerate(parts) if DOCUMENT in fields_of(part))
-        self.before, self.last, self.after = parts[:place], parts[place], parts[place + 1 :]
+        self.before = parts[:place]
+        self.last = parts[place]
+        self.after = parts[place + 1 :]
         # The parts before the first caller's text.
         fixed = next(i for i, part in enumerate(parts) if fields_of(part))
         self.fixed = parts[:fixed]

@@ -52,7 +52,8 @@ class ModelFiles:
         Raises:
             ConfigError: a file is damaged or has unsupported content.
         """
-        head, template = read_classifier_head(directory), ChatTemplate.read(directory)
+        head = read_classifier_head(directory)
+        template = ChatTemplate.read(directory)
         encoder = TextEncoder.read(directory, "" if template is None else template.text)
         specials = [] if encoder is None else encoder.markers
         chosen = find_family(family, directory, names, specials, head=head)
@@ -71,8 +72,8 @@ class ModelPrompts:
     """The builders of one loaded model's requests.
 
     Args:
-        builder: of prompts that callers write.
-        family: of prompts of the model's family; None if it belongs to none.
+        builder: makes requests of prompts that callers write.
+        family: makes requests of the family's prompts; None if the model belongs to none.
         head: the classifier head; None for a language model.
         step_token: the id of the token after which a process reward model scores each step of an
             item, unless a request names another one; None for other models.

@@ -144,7 +144,8 @@ _ALL = (
 FAMILIES = {family.name: family for family in _ALL}
 # The family of process reward models, such as https://huggingface.co/Qwen/Qwen2.5-Math-PRM-7B. It
 # has no prompt for /rerank, as one score for all steps is not defined, but a token after each step.
-PRM, STEP_TOKEN = "prm", "<extra_0>"
+PRM = "prm"
+STEP_TOKEN = "<extra_0>"
 
 
 def names_of(ranks: bool) -> str:

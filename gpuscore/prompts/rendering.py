@@ -28,7 +28,9 @@ CHARACTERS = 2**18  # of one rendered conversation
 SHOWN = 200  # characters of a reason
 
 # The outcome of a conversation: its text, a refusal, or a limit exceeded.
-_TEXT, _REFUSED, _LIMIT = "text", "refused", "limit"
+_TEXT = "text"
+_REFUSED = "refused"
+_LIMIT = "limit"
 
 
 class TemplateLimit(ConfigError):

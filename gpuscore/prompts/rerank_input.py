@@ -19,7 +19,7 @@ class RerankInput:
 
     Args:
         query: one query for all documents, one for each, or None for guards.
-        documents: at least one.
+        documents: the texts to score, at least one.
         instruction: replaces the family's own.
         most_tokens: number of tokens after which a document is cut; None: not cut.
         fit: cut documents so that their prompts fit the model's context.
@@ -56,7 +56,8 @@ class RerankInput:
 
     def check_queries(self) -> None:
         """Raise InvalidRequest unless there is one query, or one for each document."""
-        queries, documents = len(self.queries), len(self.documents)
+        queries = len(self.queries)
+        documents = len(self.documents)
         if queries != documents:
             raise InvalidRequest(
                 f"{self.query_name} has {queries} texts and {self.name} has {documents}; send one "
@@ -115,7 +116,9 @@ class DocumentRoom:
     """
 
     def __init__(self, encoder: TextEncoder, head: str, tail: str, limit: int) -> None:
-        self._encoder, self._tail, self._limit = encoder, tail, limit
+        self._encoder = encoder
+        self._tail = tail
+        self._limit = limit
         self._free = limit - len(encoder.plain_ids(head + tail, limit))
         self._text = tail
         self._joined = encoder.joined(head, lambda _: [self._text], False, limit)

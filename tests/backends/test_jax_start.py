@@ -72,7 +72,7 @@ def test_the_cache_of_programs(tiny_model, tmp_path, monkeypatch):
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    directory, _ = tiny_model("qwen3")
+    directory, _ = tiny_model("qwen3", num_hidden_layers=1)
     events, noted = [], compiled_sizes(monkeypatch)
     jax.monitoring.register_event_listener(lambda name, **_: events.append(name.split("/")[-1]))
     config = ModelConfig(**ONE_PROGRAM | {"max_batch_tokens": 33})

@@ -59,7 +59,7 @@ def client(server) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[httpx.Client]:
     """A client of a server that runs the demo model."""
-    with serving("demo", "--threads", "1") as running, connected(running) as opened:
+    with serving("demo", *QUICK) as running, connected(running) as opened:
         yield opened
 
 

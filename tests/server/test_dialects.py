@@ -189,6 +189,8 @@ def test_info(demo, client):
     assert (info["max_input_length"], info["auto_truncate"]) == (4096, False)
     assert info["max_client_batch_size"] == 10000
     assert info["gpuscore"]["family"]["prompt"] == ["query: {query}\nitem: {document}"]
-    assert info["gpuscore"]["settings"] == {"threads": 1}, "what differs from the defaults"
+    assert info["gpuscore"]["settings"] == {"threads": 1, "max_batch_tokens": 512}, (
+        "what differs from the defaults"
+    )
     assert info["gpuscore"]["machine"]["cores"] >= 1
     assert "language_model" in client.get("/info").json()["model_type"]

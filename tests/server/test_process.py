@@ -123,7 +123,7 @@ def test_a_hangup_reads_the_keys_again(tmp_path):
             hang_up(running.process)
             assert (status(running, ALICE), status(running, BOB)) == (200, 401)
             with connected(running, ALICE) as client, Connection(client) as connection:
-                hold(client, connection, large_request(20_000))
+                hold(client, connection, large_request(8_000))
                 keys.write_text(BOB)
                 hang_up(running.process)
                 wait_until(lambda: status(running, BOB) == 200)

@@ -9,7 +9,7 @@ import pytest
 
 from gpuscore import Scorer
 from support.connections import check_error, connected
-from support.serving import serving
+from support.serving import QUICK, serving
 
 QUERY = "a blue lamp of steel"
 DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
@@ -117,13 +117,21 @@ def test_tei(demo, relevance):
     )
 
 
-def test_truncation_is_reported(demo):
-    documents = ["blue lamp", "blue steel lamp, " * 2000]
+SHORT = ("demo", *QUICK, "--max-model-len", "512")
+
+
+def test_truncation_is_reported():
+    with serving(*SHORT) as running, connected(running) as demo:
+        check_truncation(demo)
+
+
+def check_truncation(demo):
+    documents = ["blue lamp", "blue steel lamp, " * 200]
     answer = rerank(demo, documents=documents)
     message = check_error(answer, 400, "prompt_too_long", "documents[1]")
     texts = demo.post("/rerank", json={"query": QUERY, "texts": documents})
     assert texts.json()["error"] == message.replace("documents", "texts")
-    assert "the limit is 4096" in message
+    assert "the limit is 512" in message
     cut = demo.post("/rerank", json={"query": QUERY, "texts": documents, "truncate": True}).json()
     assert {entry["index"]: entry.get("truncated", False) for entry in cut} == {0: False, 1: True}
     answer = rerank(demo, documents=documents, truncate=True).json()
@@ -133,11 +141,10 @@ def test_truncation_is_reported(demo):
     assert short["usage"]["prompt_tokens"] < 60
 
 
-def test_a_server_may_cut_for_clients_that_say_nothing(demo):
-    long = ["blue lamp", "blue steel lamp, " * 2000]
-    whole = rerank(demo, documents=long, truncate=True).json()["results"]
-    flags = ("--threads", "1", "--rerank-truncate")
-    with serving("demo", *flags) as running, connected(running) as cutting:
+def test_a_server_may_cut_for_clients_that_say_nothing():
+    long = ["blue lamp", "blue steel lamp, " * 200]
+    with serving(*SHORT, "--rerank-truncate") as running, connected(running) as cutting:
+        whole = rerank(cutting, documents=long, truncate=True).json()["results"]
         answer = rerank(cutting, documents=long).json()
         assert answer["results"] == whole
         assert answer["meta"]["warnings"] == ["1 documents were truncated"]

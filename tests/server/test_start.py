@@ -129,7 +129,7 @@ def test_a_stop_says_what_it_waits_for():
         serving("demo", *QUICK, *flags) as server,
         connected(server) as client,
     ):
-        body = large_request(12_000, apply_softmax=True)
+        body = large_request(6_000, apply_softmax=True)
         replies: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: replies.append(post(client, body)))
         thread.start()

@@ -58,5 +58,3 @@ def test_a_rank_that_is_stopped_ends_the_replica(tiny_model, tmp_path):
         assert not running(rank)
         (line,) = [line for line in log.read_text().splitlines() if "rank" in line]
         assert f"rank 1 of 2 (process {rank}) gave no sign of life for 5 seconds" in line
-        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, seconds=60)
-        assert score(server, **BODY).status_code == 200

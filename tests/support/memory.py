@@ -16,7 +16,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.system.heap import use_one_arena
 from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack, page_slots
 from support.batches import int32, item_segments
-from support.models import random_ids
+from support.token_ids import random_ids
 
 
 class BatchMemory(NamedTuple):

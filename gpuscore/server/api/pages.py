@@ -133,8 +133,8 @@ def add_probes(app: FastAPI, service: ScoringService) -> None:
     @app.get(
         "/health",
         summary="Health of the engines",
-        description="200 while an engine is alive or a model is still loading. A server of several "
-        "models says how each one is; `?model=` asks for one alone.",
+        description="200 while an engine is alive or a model is still loading. With several models "
+        "the answer gives the state of each; `?model=` selects one.",
         openapi_extra=WHICH_MODEL,
     )
     async def health(request: Request) -> Response:
@@ -146,8 +146,8 @@ def add_probes(app: FastAPI, service: ScoringService) -> None:
     @app.get(
         "/ready",
         summary="Readiness",
-        description="200 once all models are loaded and warmed up, while one of them can score. A "
-        "server of several models says how each one is; `?model=` asks for one alone.",
+        description="200 once all models are loaded and warmed up, while one of them can score. "
+        "With several models the answer gives the state of each; `?model=` selects one.",
         openapi_extra=WHICH_MODEL,
     )
     async def ready(request: Request) -> Response:
@@ -209,7 +209,7 @@ def _named(request: Request, models: ModelTable) -> ServedModel | None:
 
 
 def _states(models: ModelTable) -> dict[str, Any]:
-    """Return how each of several models is."""
+    """Return the state of each of several models."""
     if models.only is not None:
         return {}
     return {"models": {served.name: served.state for served in models}}

@@ -165,7 +165,10 @@ class Gate:
             return
         if self._service.draining:
             raise self._service.shutting_down()
-        length = sum(int(value) for name, value in headers if name == b"content-length")
+        length = 0
+        for name, value in headers:
+            if name == b"content-length":
+                length += int(value)
         scope["state"][_LENGTH] = length
         if length <= self.config.max_body_bytes:  # otherwise `_reader` refuses it
             self.admission.check(record.tenant, length)

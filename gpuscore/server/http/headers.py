@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 
 from starlette.requests import Request
@@ -114,7 +115,7 @@ def check_host(headers: Headers, names: frozenset[str] | None) -> None:
     if names is None:
         return
     for name, value in headers:
-        if name == b"host" and not _known(value.decode("latin-1"), names):
+        if name == b"host" and not _known(value, names):
             raise InvalidRequest(
                 "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and names "
                 "of --allowed-hosts, not to the name of this request",
@@ -153,8 +154,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _known(host: str, names: frozenset[str]) -> bool:
-    name = _PORT.sub("", host.lower()).removesuffix(".")
+@lru_cache(16)  # most requests use one name
+def _known(host: bytes, names: frozenset[str]) -> bool:
+    name = _PORT.sub("", host.decode("latin-1").lower()).removesuffix(".")
     if not name or name in names or name.endswith(".localhost"):
         return True
     return is_loopback(name.strip("[]"))

@@ -20,7 +20,7 @@ _STATES: _Rows = (
     ("replica_up", "1 while the replica's engine is alive", "alive"),
     (
         "engine_heartbeat_age_seconds",
-        "Time since the last sign of life of the engine's process",
+        "Time since the last heartbeat of the engine process",
         "stats.heartbeat_age",
     ),
 )
@@ -49,14 +49,14 @@ _COUNTERS: _Rows = (
 )
 # Gauges that have no meaning without a running engine.
 _GAUGES: _Rows = (
-    ("requests_waiting", "Requests that the engine has, not yet answered", "stats.requests"),
+    ("requests_waiting", "Requests in the engine that are not answered yet", "stats.requests"),
     ("tokens_waiting", "Tokens of these requests", "stats.tokens"),
     ("kv_usage_ratio", "Share of the pages in use", "stats.pages_ratio"),
     ("tokens_per_second", "Engine speed while working, smoothed", "stats.tokens_per_second"),
     (
         "capacity_tokens_per_second",
-        "The same for batches at least a quarter full, from which waits are estimated; 0 before "
-        "the first",
+        "The same for batches that are at least a quarter full; waits are estimated from it. 0 "
+        "before the first such batch",
         "stats.capacity",
     ),
 )

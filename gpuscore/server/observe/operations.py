@@ -47,8 +47,7 @@ _TOTALS = {
     "items": "Items scored",
     "prompt_tokens": "Prompt tokens of scored requests",
     "cached_tokens": "Prompt tokens that no forward pass computed",
-    "label_tokens": "Tokens of labels of several tokens that were computed after prompts, beside "
-    "those",
+    "label_tokens": "Tokens of labels with several tokens, computed in addition to the prompts",
 }
 
 
@@ -73,7 +72,7 @@ class Metrics:
         )
         duration = Histogram(
             "gpuscore_request_duration_seconds",
-            "Time from a request's head to the end of its answer; no pages and probes",
+            "Time from a request's head to the end of its answer, without pages and probes",
             ("route", "model"),
             buckets=SECONDS,
             registry=self.registry,

@@ -1,5 +1,6 @@
 /* Attention of a packed batch for CPUs: `attention.py` calls it, `extend_attention/table.py` has
-   the columns of its tables, and `extend_attention/triton.py` is the same walk on a GPU.
+   the columns of its tables, and `extend_attention/triton.py` is the same walk on a GPU, with the
+   same names for the running sums: m_i, l_i and acc.
 
    A thread computes one query tile of the table for one KV head; a row is a token and a query head
    of that KV head. Keys come in the table's tiles of KEYS, of which up to MOST make a block: keys
@@ -66,7 +67,7 @@ typedef struct {
     int64_t depth, width;        /* words of a head of q, and columns of out, rounded up */
     const int32_t *row;          /* of the first token in the table's rows */
     int tiles;                   /* of the block so far */
-    float *sums, *top, *total; /* of total, each row has KEYS parts */
+    float *acc, *m_i, *l_i; /* weighted values, maximum and sum of weights; l_i has KEYS parts a row */
     word *q, *k, *v;
     range *seen; /* [tokens][MOST] */
 } walk;
@@ -159,10 +160,10 @@ static void pack(walk *w, const number *k, int64_t k_step, const number *v, int6
     }
 }
 
-/* out [ROWS, vectors] = out times `shrink`, or 0, plus x [ROWS, depth] times a matrix whose vectors
+/* out [ROWS, vectors] = out times `alpha`, or 0, plus x [ROWS, depth] times a matrix whose vectors
    begin at `columns` and whose rows are `stride` words apart. */
 static inline __attribute__((always_inline)) void
-block(float *out, int64_t out_row, const float *shrink, const word *x, int64_t x_row,
+block(float *out, int64_t out_row, const float *alpha, const word *x, int64_t x_row,
       const word *const *columns, int64_t stride, int64_t depth, const int vectors)
 {
     floats sums[ROWS][VECTORS];
@@ -171,12 +172,12 @@ block(float *out, int64_t out_row, const float *shrink, const word *x, int64_t x
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             sums[row][v] = (floats){0};
-    if (shrink)
+    if (alpha)
 #pragma GCC unroll 6
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++)
-                sums[row][v] = shrink[row] * *(floats *)(out + row * out_row + v * LANES);
+                sums[row][v] = alpha[row] * *(floats *)(out + row * out_row + v * LANES);
     for (int64_t d = 0; d < depth; d++) {
         floats matrix[VECTORS];
 #pragma GCC unroll 4
@@ -196,7 +197,7 @@ block(float *out, int64_t out_row, const float *shrink, const word *x, int64_t x
 }
 
 /* The same for `width` columns, of which every KEYS begin `tile` words behind those before them. */
-static void multiply(float *out, int64_t out_row, const float *shrink, const word *x,
+static void multiply(float *out, int64_t out_row, const float *alpha, const word *x,
                      int64_t x_row, const word *matrix, int64_t tile, int64_t stride,
                      int64_t depth, int64_t width)
 {
@@ -209,11 +210,11 @@ static void multiply(float *out, int64_t out_row, const float *shrink, const wor
             columns[v] = matrix + column / KEYS * tile + column % KEYS;
         }
         if (step == VECTORS)
-            block(out + at, out_row, shrink, x, x_row, columns, stride, depth, VECTORS);
+            block(out + at, out_row, alpha, x, x_row, columns, stride, depth, VECTORS);
         else if (step == 2)
-            block(out + at, out_row, shrink, x, x_row, columns, stride, depth, 2);
+            block(out + at, out_row, alpha, x, x_row, columns, stride, depth, 2);
         else
-            block(out + at, out_row, shrink, x, x_row, columns, stride, depth, 1);
+            block(out + at, out_row, alpha, x, x_row, columns, stride, depth, 1);
     }
 }
 
@@ -242,7 +243,7 @@ static float weigh(const walk *w, float *s, int64_t row, int first, int last)
 {
     const problem *p = w->p;
     const range *seen = w->seen + row / p->group * MOST;
-    float largest = NEVER, scale = p->cap > 0 ? 1.0f : p->scale, *total = w->total + row * KEYS;
+    float largest = NEVER, scale = p->cap > 0 ? 1.0f : p->scale, *l_i = w->l_i + row * KEYS;
     for (int tile = first; tile < last; tile++) {
         float *x = s + (tile - first) * KEYS;
         int low = seen[tile].low, high = seen[tile].high;
@@ -259,23 +260,23 @@ static float weigh(const walk *w, float *s, int64_t row, int first, int last)
 #pragma omp simd reduction(max : largest)
     for (int i = 0; i < count; i++)
         largest = s[i] > largest ? s[i] : largest;
-    float before = w->top[row], top = before > largest * scale ? before : largest * scale;
-    float shrink = power_of_two(before - top);
-    w->top[row] = top;
+    float before = w->m_i[row], m_ij = before > largest * scale ? before : largest * scale;
+    float alpha = power_of_two(before - m_ij);
+    w->m_i[row] = m_ij;
     for (int i = 0; i < KEYS; i++)
-        total[i] *= shrink;
+        l_i[i] *= alpha;
     for (float *x = s; x < s + count; x += KEYS) {
 #pragma omp simd
         for (int i = 0; i < KEYS; i++) {
-            x[i] = x[i] <= NEVER ? 0.0f : power_of_two(FUSED(x[i], scale, -top));
-            total[i] += x[i];
+            x[i] = x[i] <= NEVER ? 0.0f : power_of_two(FUSED(x[i], scale, -m_ij));
+            l_i[i] += x[i];
         }
 #if PER_WORD == 2
         __m256i words = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x));
         _mm256_storeu_si256((__m256i *)(s + (x - s) / 2), words);
 #endif
     }
-    return shrink;
+    return alpha;
 }
 
 /* Adds the block's keys to the sums of all rows that see any. */
@@ -292,12 +293,12 @@ static void add_block(walk *w)
                 }
         if (last == 0)
             continue;
-        float scores[ROWS][MOST * KEYS], shrink[ROWS];
+        float scores[ROWS][MOST * KEYS], alpha[ROWS];
         multiply(scores[0], MOST * KEYS, NULL, w->q + row * w->depth, w->depth,
                  w->k + first * KEYS * depth, KEYS * depth, KEYS, w->depth, (last - first) * KEYS);
         for (int i = 0; i < ROWS; i++)
-            shrink[i] = weigh(w, scores[i], row + i, first, last);
-        multiply(w->sums + row * w->width, w->width, shrink, (word *)scores, MOST * KEYS,
+            alpha[i] = weigh(w, scores[i], row + i, first, last);
+        multiply(w->acc + row * w->width, w->width, alpha, (word *)scores, MOST * KEYS,
                  w->v + first * (KEYS / PER_WORD) * w->width, KEYS, w->width,
                  (last - first) * (KEYS / PER_WORD), w->width);
     }
@@ -352,11 +353,11 @@ static void read_queries(walk *w)
 {
     const problem *p = w->p;
     memset(w->q, 0, w->count * w->depth * sizeof *w->q);
-    memset(w->sums, 0, w->count * w->width * sizeof *w->sums);
+    memset(w->acc, 0, w->count * w->width * sizeof *w->acc);
     memset(w->seen, 0, (w->tokens + ROWS) * MOST * sizeof *w->seen);
-    memset(w->total, 0, w->count * KEYS * sizeof *w->total);
+    memset(w->l_i, 0, w->count * KEYS * sizeof *w->l_i);
     for (int64_t row = 0; row < w->count; row++)
-        w->top[row] = NEVER;
+        w->m_i[row] = NEVER;
     for (int64_t row = 0; row < w->tokens * p->group; row++) {
         int64_t token = w->row[row / p->group], head = w->head * p->group + row % p->group;
         const number *x = p->q.start + token * p->q.token + head * p->q.head;
@@ -364,7 +365,7 @@ static void read_queries(walk *w)
         for (int64_t first = 0; first < p->size; first += KEYS)
 #pragma omp simd
             for (int64_t i = first; i < (first + KEYS < p->size ? first + KEYS : p->size); i++)
-                w->total[row * KEYS + i - first] += 0.0f * wide(x[i]); /* NaN, if x is not finite */
+                w->l_i[row * KEYS + i - first] += 0.0f * wide(x[i]); /* NaN, if x is not finite */
     }
 }
 
@@ -374,14 +375,14 @@ static void write_results(const walk *w)
     for (int64_t row = 0; row < w->tokens * p->group; row++) {
         int64_t token = w->row[row / p->group], head = w->head * p->group + row % p->group;
         number *to = p->out.start + token * p->out.token + head * p->out.head;
-        const float *sums = w->sums + row * w->width;
-        float total = 0;
+        const float *acc = w->acc + row * w->width;
+        float l_i = 0;
         for (int i = 0; i < KEYS; i++)
-            total += w->total[row * KEYS + i];
-        float factor = total == 0 ? 0.0f : 1.0f / total;
+            l_i += w->l_i[row * KEYS + i];
+        float factor = l_i == 0 ? 0.0f : 1.0f / l_i;
 #pragma omp simd
         for (int64_t i = 0; i < p->size; i++)
-            to[i] = rounded(sums[i] * factor);
+            to[i] = rounded(acc[i] * factor);
     }
 }
 
@@ -400,10 +401,10 @@ void extend_attention(const problem *p, int64_t words, int32_t threads)
         w.k = work;
         w.v = w.k + MOST * KEYS * rounded_up(w.depth, KEYS);
         w.q = w.v + MOST * KEYS * w.width;
-        w.sums = (float *)(w.q + w.count * w.depth);
-        w.top = w.sums + w.count * w.width;
-        w.total = w.top + w.count;
-        w.seen = (range *)(w.total + w.count * KEYS);
+        w.acc = (float *)(w.q + w.count * w.depth);
+        w.m_i = w.acc + w.count * w.width;
+        w.l_i = w.m_i + w.count;
+        w.seen = (range *)(w.l_i + w.count * KEYS);
         read_queries(&w);
         add_masked(&w, tile[MASKED_START], tile[MASKED_AFTER]);
         for (int64_t index = tile[POOL_START]; index < tile[POOL_END]; index++)

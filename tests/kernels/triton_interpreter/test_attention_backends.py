@@ -30,7 +30,7 @@ def make_backend(tiny_model, quick_start):
             attention=attention,
             kernels=kernels,
             dtype=dtype,
-            max_batch_tokens=56,
+            max_batch_tokens=24,
             max_model_len=64,
             kv_cache_size=2**22,
         )
@@ -46,13 +46,13 @@ def batches(page_size):
     """Yield a query's first chunk, which goes into pages; then the rest beside items and another
     request."""
     rng = np.random.default_rng(0)
-    pages = Pages.shuffled(rng, 8, page_size).of(0, 40)
-    query, other = int32(random_ids(rng, 40)), int32(random_ids(rng, 7))
+    pages = Pages.shuffled(rng, 8, page_size).of(0, 24)
+    query, other = int32(random_ids(rng, 24)), int32(random_ids(rng, 7))
     slots = page_slots(pages, 0, 19, page_size)
     yield pack([Segment(query[:19], 0, 0, slots=slots)], [Prefix(0, pages)])
-    items = [random_ids(rng, n) for n in (1, 5, 18)]
+    items = [random_ids(rng, n) for n in (1, 5, 2)]
     segments = [Segment(query[19:], 19, 0)]
-    segments += item_segments(items, 40, 0, 0, labels=[3, 17])
+    segments += item_segments(items, 24, 0, 0, labels=[3, 17])
     segments += item_segments([other], 0, 1, -1, labels=[3, 17])
     yield pack(segments, [Prefix(19, pages), Prefix(0, pages[:0])])
 
@@ -71,7 +71,7 @@ def test_the_same_scores_as_torch(make_backend, family):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the stand-in is for a CPU")
-@pytest.mark.parametrize("graph_tokens", [0, 56])
+@pytest.mark.parametrize("graph_tokens", [0, 24])
 @pytest.mark.usefixtures("fa4_stands_in")
 def test_fa4_with_a_kernel_that_stands_in(graph_tokens, make_backend):
     expected = scores(make_backend("qwen3", "torch"))
