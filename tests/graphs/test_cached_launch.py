@@ -1,4 +1,4 @@
-"""Launches of known code: never with another choice than Triton's, and with its arguments."""
+"""Promise: known code is launched as Triton chooses, and with the arguments of the call."""
 
 import pytest
 import torch

@@ -104,7 +104,8 @@ class XlaAttend:
         return out
 
     def __call__(self, attention: Attention, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
-        size, (tiles, count) = attention.tiling.rows, chosen
+        size = attention.tiling.rows
+        tiles, count = chosen
 
         def attend_tile(index: Array, q: Array) -> Array:
             first = index * size
@@ -125,7 +126,9 @@ class XlaAttend:
 
 def store(attention: Attention, pool: Pool, layer: Array, kv: Array) -> Pool:
     """Return the pool with the rows of kv that have a slot added, a page at a time, in place."""
-    tables, pages, size = attention.tables, pool.pages, pool.pages.shape[2]
+    tables = attention.tables
+    pages = pool.pages
+    size = pool.pages.shape[2]
     assert size <= attention.front  # noqa: S101  (else a page could reach before the first row)
     in_page = jnp.arange(size)[:, None]
 
@@ -133,7 +136,8 @@ def store(attention: Attention, pool: Pool, layer: Array, kv: Array) -> Pool:
         row, slot, length = (
             one_of(x, run) for x in (tables.run_rows, tables.run_slots, tables.run_lens)
         )
-        page, offset = lax.div(slot, size), lax.rem(slot, size)
+        page = lax.div(slot, size)
+        offset = lax.rem(slot, size)
         new = as_type(part(kv, attention.front + row - offset, size), pages.dtype)
         place = (layer, page, jnp.int32(0), jnp.int32(0))
         shape = (1, 1, *new.shape)
@@ -153,7 +157,9 @@ def as_type(x: Array, dtype: jnp.dtype) -> Array:
 
 def own_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) -> Softmax:
     """Attend to rows of the batch: ancestors of the row's segment, and the row's own up to it."""
-    step, rows, tables = attention.tiling.own_keys, tile.rows, attention.tables
+    step = attention.tiling.own_keys
+    rows = tile.rows
+    tables = attention.tables
 
     def add(index: Array, state: Softmax) -> Softmax:
         first = one_of(tile.blocks, index) * step
@@ -169,9 +175,13 @@ def own_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) 
 
 def prefix_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) -> Softmax:
     """Attend to the cached prefixes of the rows' requests; pages are gathered block by block."""
-    rows, bounds, queries = tile.rows, tile.bounds, tile.queries
-    held, page_size = keys.pool.pages, keys.pool.pages.shape[2]
-    tables, count = attention.tables, attention.tiling.prefix_pages
+    rows = tile.rows
+    bounds = tile.bounds
+    queries = tile.queries
+    held = keys.pool.pages
+    page_size = keys.pool.pages.shape[2]
+    tables = attention.tables
+    count = attention.tiling.prefix_pages
     step = count * page_size
 
     def one_request(request: Array, state: Softmax) -> Softmax:
@@ -209,7 +219,8 @@ def by_kv_head(q: Array, group: int) -> Array:
 
 def by_row(x: Array, group: int) -> Array:
     """Undo `by_kv_head`: [Hkv, G * M, ...] -> [M, Hkv * G, ...]."""
-    heads, rows = x.shape[0], x.shape[1] // group
+    heads = x.shape[0]
+    rows = x.shape[1] // group
     split = jnp.moveaxis(x.reshape(heads, group, rows, *x.shape[2:]), 2, 0)
     return split.reshape(rows, heads * group, *x.shape[2:])
 
@@ -222,7 +233,8 @@ def finished(state: Softmax, group: int) -> Array:
 def fresh(q: Array) -> Softmax:
     """Return the softmax over no keys, for queries [Hkv, m, D]."""
     rows = q.shape[:2]
-    most, total = jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
+    most = jnp.full(rows, LOWEST, jnp.float32)
+    total = jnp.zeros(rows, jnp.float32)
     return Softmax(most, total, jnp.zeros(q.shape, jnp.float32))
 
 

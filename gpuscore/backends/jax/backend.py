@@ -105,7 +105,8 @@ class JaxBackend:
 
     def check_start(self) -> None:
         """Raise ConfigError if programs compute something else than the reference."""
-        plan, vocab = self.plan, self._limits.vocab_rows
+        plan = self.plan
+        vocab = self._limits.vocab_rows
         known = KnownRequests(vocab, self._limits.label_rows, plan.pages.size)
         sizes = next((s for s in self._sizes if s.tokens >= CHECKED), plan.size(CHECKED))
 
@@ -175,7 +176,8 @@ class JaxBackend:
         """Yield label logits: first from the batch's program, then those without room there."""
         if len(batch.label_token_ids):
             yield scored.labels
-        done, most = programs.sizes.labels, programs.max_labels
+        done = programs.sizes.labels
+        most = programs.max_labels
         if len(batch.label_token_ids) <= done:
             return
         rows = np.repeat(np.arange(len(batch.score_rows), dtype=np.int32), np.diff(batch.cu_labels))
@@ -206,7 +208,8 @@ class JaxBackend:
         return self.programs[sizes]
 
     def _compiled(self, sizes: ProgramSizes, count: int) -> Programs:
-        pool, plan = pool_shapes(self.plan, count), self.plan
+        pool = pool_shapes(self.plan, count)
+        plan = self.plan
         with as_config_error(
             f"the program for batches of {sizes.tokens} tokens, with {count} pages of "
             f"{mebibytes(plan.pages.page_bytes)}",
@@ -233,7 +236,8 @@ class JaxBackend:
         The program has to know the number before. So its size comes from an earlier start, or is
         estimated; it is compiled again only if the estimate is far off.
         """
-        plan, largest = self.plan, self._sizes[-1]
+        plan = self.plan
+        largest = self._sizes[-1]
         free = plan.free_memory()
         identity = plan.program_identity(largest)
         kept = KeptBytes(self._kept, identity)
@@ -242,7 +246,8 @@ class JaxBackend:
         programs = self._compiled(largest, count)
         fits = plan.count_pages(free, programs.bytes)
         if not count <= fits <= count * WORTH_IT:
-            size, count = programs.bytes, fits
+            size = programs.bytes
+            count = fits
             programs = self._compiled(largest, count)
         self.programs[largest] = programs
         kept.write(size)  # with which the next start counts as many pages

@@ -128,7 +128,8 @@ class Attention:
     ) -> tuple[Array, Array, Array]:
         """Return q [M, H, D], k and v [M, Hkv, D]; q and k are normed and rotated."""
         with jax.named_scope("queries_keys_values"):
-            size, of_keys = self._q_size, self.config.num_kv_heads * self.config.head_dim
+            size = self._q_size
+            of_keys = self.config.num_kv_heads * self.config.head_dim
             qkv = linear(hidden_states, self.weights.qkv_proj, self.weights.qkv_bias)
             q, k, v = jnp.split(qkv, (size, size + of_keys), axis=1)
             q = self._norm_and_rotate(q, self.weights.q_norm, position_embeddings)
@@ -138,7 +139,8 @@ class Attention:
     def keys_values(self, position_embeddings: Rotary, hidden_states: Array) -> tuple[Array, Array]:
         """Return k and v [M, Hkv, D]; k is normed and rotated."""
         with jax.named_scope("keys_values"):
-            weights, size = self.weights, self._q_size
+            weights = self.weights
+            size = self._q_size
             bias = None if weights.qkv_bias is None else weights.qkv_bias[size:]
             kv = linear(hidden_states, rows_of(weights.qkv_proj, size), bias)
             k, v = jnp.split(kv, 2, axis=1)
@@ -148,7 +150,8 @@ class Attention:
     def queries(self, position_embeddings: Rotary, hidden_states: Array) -> Array:
         """Return q [M, H, D], normed and rotated."""
         with jax.named_scope("queries"):
-            weights, size = self.weights, self._q_size
+            weights = self.weights
+            size = self._q_size
             bias = None if weights.qkv_bias is None else weights.qkv_bias[:size]
             q = linear(hidden_states, rows_of(weights.qkv_proj, 0, size), bias)
             return self._norm_and_rotate(q, weights.q_norm, position_embeddings)
@@ -171,7 +174,8 @@ class MLP(NamedTuple):
         weights = self.weights
         gate_up = linear(hidden_states, weights.gate_up_proj, weights.gate_up_bias)
         gate, up = jnp.split(gate_up, 2, axis=1)
-        wide, up = gate.astype(jnp.float32), up.astype(jnp.float32)
+        wide = gate.astype(jnp.float32)
+        up = up.astype(jnp.float32)
         inner = (jax.nn.silu(wide) * up).astype(hidden_states.dtype)
         return linear(inner, weights.down_proj, weights.down_bias)
 

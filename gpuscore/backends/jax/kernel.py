@@ -43,9 +43,15 @@ class PallasAttend:
         return heads.gathered(out)
 
     def __call__(self, attention: Attention, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
-        (tiles, count), (pool, layer, window, kv), tables = chosen, keys, attention.tables
-        heads, tiling, tokens = attention.heads, attention.tiling, len(q)
-        rows, block, tile_count = tiling.rows, tiling.own_keys, tokens // tiling.rows
+        tiles, count = chosen
+        pool, layer, window, kv = keys
+        tables = attention.tables
+        heads = attention.heads
+        tiling = attention.tiling
+        tokens = len(q)
+        rows = tiling.rows
+        block = tiling.own_keys
+        tile_count = tokens // tiling.rows
         page_size = pool.pages.shape[2]
         assert block == tiling.prefix_pages * page_size  # noqa: S101  (blocks share buffers)
         fields = jnp.pad(jnp.stack(tiles.rows), ((0, FIELDS - len(tiles.rows)), (0, 0)))
@@ -97,7 +103,8 @@ class PallasAttend:
 
 def cost(heads: Heads, tokens: int, tiling: TileSizes, itemsize: int) -> pl.CostEstimate:
     """Estimate the work for a bucket of `tokens` rows that read `USUAL_BLOCKS` each."""
-    rows, keys = tiling.rows, tiling.own_keys
+    rows = tiling.rows
+    keys = tiling.own_keys
     blocks = min(USUAL_BLOCKS, tokens // keys)
     scores = tokens * blocks * keys * heads.query
     moved = tokens // rows * blocks * keys * 2 * heads.width + 2 * tokens * heads.query * heads.span

@@ -31,8 +31,10 @@ class LaunchedPart:
 
     def scores(self) -> RowScores:
         """Return the results; waits for the device."""
-        batch, rows = self.batch, self.rows
-        count, some = len(batch.score_rows), np.empty(0, np.float32)
+        batch = self.batch
+        rows = self.rows
+        count = len(batch.score_rows)
+        some = np.empty(0, np.float32)
         logits = np.concatenate([some, *map(np.asarray, self.labels)])
         logits = logits[: len(batch.label_token_ids)]
         jax.block_until_ready(rows)
@@ -73,19 +75,21 @@ def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[Packed
     Rows of one tree see no rows of another tree, so every row still sees the same rows.
 
     Args:
-        batch: to divide.
+        batch: is divided.
         entries: [R] entries of each request's page list; at most `room` each.
         room: entries of all requests of a batch that is yielded.
     """
     if entries[np.unique(batch.request_of)].sum() <= room:
         yield batch
         return
-    first, held = 0, set[int]()
+    first = 0
+    held = set[int]()
     for root in np.flatnonzero(batch.parent < 0).tolist():
         request = int(batch.request_of[root])
         if sum(int(entries[other]) for other in held | {request}) > room:
             yield segments_of(batch, first, root)
-            first, held = root, set()
+            first = root
+            held = set()
         held.add(request)
     yield segments_of(batch, first, len(batch.parent))
 

@@ -14,7 +14,8 @@ import numpy as np
 from gpuscore.types.batch import Int32Array
 
 # Only tiles that hold a row are computed, so the empty part of a bucket costs little.
-SMALLEST_BUCKET, GROWTH = 64, 8
+SMALLEST_BUCKET = 64
+GROWTH = 8
 LABELS_PER_TOKEN = 2  # labels that have room in the batch itself, per token of the bucket
 
 
@@ -117,7 +118,8 @@ def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
 
     Each is a multiple of `rows`, or a power of two below it.
     """
-    sizes, size = [], SMALLEST_BUCKET
+    sizes = []
+    size = SMALLEST_BUCKET
     while size < max_tokens:
         sizes.append(size)
         size *= GROWTH
@@ -168,7 +170,8 @@ def product_tiles(rows: Ints, tiling: TileSizes) -> Iterator[tuple[Ints, Ints]]:
 
 def _lengths(sizes: ProgramSizes) -> Tables:
     """Return the number of entries of each table."""
-    tokens, tiling = sizes.tokens, sizes.tiling
+    tokens = sizes.tokens
+    tiling = sizes.tiling
     count = tokens // tiling.rows
     blocks = count * (tokens // tiling.own_keys)
     tiles = Tiles(

@@ -22,7 +22,8 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int)
     `divided` gives its tables. Labels that have no room are left out, the last rows' labels first.
     """
     buffer = np.zeros(buffer_length(sizes), np.int32)
-    tables, room = divided(buffer, sizes), sizes.labels
+    tables = divided(buffer, sizes)
+    room = sizes.labels
     segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))  # [T]
     requests = np.unique(batch.request_of)
     requests = requests[batch.prefix_lens[requests] > 0]
@@ -55,7 +56,8 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int)
 
 def _seen_until(batch: PackedBatch) -> np.ndarray:
     """Return for each segment the end of its descendants, which in preorder follow it directly."""
-    own, above = batch.cu_seqlens[1:], batch.parent
+    own = batch.cu_seqlens[1:]
+    above = batch.parent
     ends = own.copy()
     while (above >= 0).any():
         np.maximum.at(ends, above[above >= 0], own[above >= 0])
@@ -100,11 +102,13 @@ def _fill_tiles(
     """Divide the chosen rows of a batch into tiles."""
     if not len(chosen):
         return
-    rows, bounds = Rows(*(values[chosen] for values in every)), tiles.bounds
+    rows = Rows(*(values[chosen] for values in every))
+    bounds = tiles.bounds
     for table, values in zip(tiles.rows, rows, strict=True):
         table[:] = values[-1]
         fill(table, values)
-    starts, has_prefix = np.arange(0, len(chosen), sizes.tiling.rows), rows.request >= 0
+    starts = np.arange(0, len(chosen), sizes.tiling.rows)
+    has_prefix = rows.request >= 0
     fill(bounds.position, np.minimum.reduceat(rows.position, starts))
     fill(bounds.request_stop, np.maximum.reduceat(rows.request, starts) + 1)
     first = np.where(has_prefix, rows.request, np.iinfo(np.int32).max)
@@ -114,18 +118,22 @@ def _fill_tiles(
     tile, block = np.nonzero(seen)
     fill(tiles.blocks, block)
     stops = np.cumsum(np.bincount(tile, minlength=len(bounds.own_stop)))
-    bounds.own_stop[:], bounds.own_start[1:] = stops, stops[:-1]
+    bounds.own_stop[:] = stops
+    bounds.own_start[1:] = stops[:-1]
 
 
 def _seen_blocks(
     batch: PackedBatch, segment_of: np.ndarray, chosen: Int32Array, sizes: ProgramSizes
 ) -> np.ndarray:
     """Return bool [tiles, blocks]: whether a block holds a key that a row of the tile sees."""
-    keys, segments = sizes.tiling.own_keys, len(batch.parent)
-    tile, segment = np.arange(len(chosen)) // sizes.tiling.rows, segment_of[chosen]
+    keys = sizes.tiling.own_keys
+    segments = len(batch.parent)
+    tile = np.arange(len(chosen)) // sizes.tiling.rows
+    segment = segment_of[chosen]
     begins = np.flatnonzero(np.diff(tile * segments + segment, prepend=-1))
     stop = np.maximum.reduceat(chosen, begins) + 1  # of what the tile's rows see of their own
-    tile, segment = tile[begins], segment[begins]
+    tile = tile[begins]
+    segment = segment[begins]
     ends = np.zeros((sizes.tokens // sizes.tiling.rows, sizes.tokens // keys + 1), np.int32)
     while len(segment):
         np.add.at(ends, (tile, batch.cu_seqlens[segment] // keys), 1)

@@ -103,7 +103,8 @@ class JaxPlan:
 
     def size(self, tokens: int) -> ProgramSizes:
         """Return the sizes of the program for a bucket."""
-        kind, kernel = self.device_name, self.attention == "pallas"
+        kind = self.device_name
+        kernel = self.attention == "pallas"
         rows, keys, prefix = (
             (KERNEL_ROWS, KERNEL_KEYS, min(KERNEL_KEYS, tokens))
             if kernel
@@ -144,11 +145,14 @@ class JaxPlan:
 
     def estimated_bytes(self, sizes: ProgramSizes) -> int:
         """Estimate, rather too high, the bytes that a program takes beside weights and pool."""
-        config, heads, tokens = self.architecture.config, self.heads, sizes.tokens
+        config = self.architecture.config
+        heads = self.heads
+        tokens = sizes.tokens
         rows = sizes.tiling.product_rows[0]
         widest = 2 * config.intermediate_size + (config.num_heads + 2 * heads.kv) * heads.dim
         of_rows = config.hidden_size + heads.query * heads.span + 2 * heads.width
-        item, results = ITEM_SIZE[self.dtype_name], 8 * MAX_TOP + 4 * LABELS_PER_TOKEN + 4
+        item = ITEM_SIZE[self.dtype_name]
+        results = 8 * MAX_TOP + 4 * LABELS_PER_TOKEN + 4
         in_tile = rows * 4 * (2 * widest + VOCAB_TILE)
         # The weights of a layer of the loop, and of the last one, may be copied.
         of_layers = 2 * config.hidden_size * (widest + config.intermediate_size) * item

@@ -16,7 +16,8 @@ from gpuscore.errors import ConfigError
 # Without that its allocator doubles the region that it asks for each time, so that pages of more
 # than half of the memory have no room.
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-FRACTION, OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+FRACTION = "XLA_CLIENT_MEM_FRACTION"
+OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 SHARE = 0.9  # of the memory that torch has left; the rest is for libraries
 
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")

@@ -78,7 +78,8 @@ class PaddedBatch:
         return self.attention.heads.lanes
 
     def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
-        heads, rows = self.attention.heads, len(self.attention.tables.token_ids)
+        heads = self.attention.heads
+        rows = len(self.attention.tables.token_ids)
         q = jnp.zeros((1, heads.query, heads.dim), dtype)
         columns = jax.eval_shape(partial(self.attends.form, heads), q).shape[1]
         # Blocks of keys reach over the last row, where anything finite may stand.
@@ -89,7 +90,8 @@ class PaddedBatch:
         return put(buffer, self.attends.form(self.attention.heads, q), start)
 
     def put_keys(self, buffer: Array, k: Array, v: Array, start: Array) -> Array:
-        kv, width = self.attention.heads.joined(k, v), self.attention.heads.width
+        kv = self.attention.heads.joined(k, v)
+        width = self.attention.heads.width
         # The score of a hidden key is replaced, but a weight of 0 times NaN is NaN.
         fine = jnp.isfinite(kv[:, width:]).all(1, keepdims=True)
         kv = jnp.where(fine, kv, jnp.where(jnp.arange(2 * width) < width, jnp.nan, 0))
@@ -121,11 +123,13 @@ def run(
     weights: DecoderWeights, pool: Pool, buffer: Array, *, model: ProgramModel, sizes: ProgramSizes
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
-    cfg, tables = model.config, divided(buffer, sizes)
+    cfg = model.config
+    tables = divided(buffer, sizes)
     attention = Attention(
         cfg.attention_scale, model.heads, sizes.tiling, any(cfg.windows), tables=tables
     )
-    numbers, batch = tables.numbers, PaddedBatch(attention, model.attends)
+    numbers = tables.numbers
+    batch = PaddedBatch(attention, model.attends)
     decoder = Decoder(model.config, weights)
     hidden, pool = decoder(tables.token_ids, tables.positions, batch, pool)
     rows = sizes.tiling.product_rows[-1]
@@ -139,7 +143,7 @@ def more_labels(hidden: Array, lm_head: Array, buffer: Array) -> Array:
     """Return the logits of labels that have no room in a batch's array.
 
     Args:
-        hidden, lm_head: as in `label_logits`.
+        hidden, lm_head: the arguments of `label_logits`.
         buffer: int32 [1 + 2 * L]: their number, their rows, their ids.
     """
     rows, ids = jnp.split(buffer[1:], 2)
@@ -166,19 +170,20 @@ def compile_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Devic
 
 def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> TracedPrograms:
     """Trace the programs of one size. `make check-tpu` lowers them for TPUs that are not there."""
-    there, weights = SingleDeviceSharding(device), model.weights
+    sharding = SingleDeviceSharding(device)
+    weights = model.weights
 
     def shaped(value: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
     def numbers(length: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((length,), jnp.int32, sharding=there)
+        return jax.ShapeDtypeStruct((length,), jnp.int32, sharding=sharding)
 
     one_batch = partial(run, model=model, sizes=sizes)
     arguments = *jax.tree.map(shaped, (weights, model.pool)), numbers(buffer_length(sizes))
     max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
     hidden = jax.ShapeDtypeStruct(
-        (sizes.tokens, model.config.head_width), weights.embed_tokens.dtype, sharding=there
+        (sizes.tokens, model.config.head_width), weights.embed_tokens.dtype, sharding=sharding
     )
     head = shaped(weights.lm_head)
     return TracedPrograms(

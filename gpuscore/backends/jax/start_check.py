@@ -41,8 +41,10 @@ class MaskedBatch:
     scored = every
 
     def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
-        rows, dim = len(self.positions), self.config.head_dim
-        q, kv = self.config.num_heads * dim, 2 * self.config.num_kv_heads * dim
+        rows = len(self.positions)
+        dim = self.config.head_dim
+        q = self.config.num_heads * dim
+        kv = 2 * self.config.num_kv_heads * dim
         return jnp.zeros((rows, q), dtype), jnp.zeros((rows, kv), dtype)
 
     def put_queries(self, buffer: Array, q: Array, start: Array) -> Array:
@@ -55,7 +57,8 @@ class MaskedBatch:
         return pool
 
     def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
-        config, rows = self.config, len(q)
+        config = self.config
+        rows = len(q)
         seen = self.seen & (self.positions > (self.positions - keys.window)[:, None])
         k, values = jnp.split(keys.kv.reshape(rows, -1, config.head_dim), 2, axis=1)
         grouped = q.reshape(rows, config.num_kv_heads, -1, config.head_dim)
@@ -99,5 +102,6 @@ def reference_hidden(
     config: DecoderConfig, weights: DecoderWeights, positions: Array, seen: Array
 ) -> Array:
     """Return the hidden states of all tokens, which attend to those that they have `seen`."""
-    batch, rows = MaskedBatch(config, seen, positions), jnp.arange(len(positions))
+    batch = MaskedBatch(config, seen, positions)
+    rows = jnp.arange(len(positions))
     return Decoder(config, weights)(rows, positions, batch, Pool(jnp.zeros(0)))[0]

@@ -64,7 +64,8 @@ class TileProgram:
         return int(self.refs.buffer.shape[1])
 
     def run(self) -> None:
-        refs, tile = self.refs, self.tile
+        refs = self.refs
+        tile = self.tile
         rows = refs.q.shape[0]
 
         @pl.when(tile * rows >= refs.numbers[2])
@@ -78,7 +79,8 @@ class TileProgram:
             self._finish(rows)
 
     def _begin(self, rows: int) -> None:
-        refs, span_of = self.refs, self.heads.span
+        refs = self.refs
+        span_of = self.heads.span
         for span, place, head in _placed(self.heads):
             at = pl.ds(place * rows, rows)
             refs.queries[span, at] = refs.q[:, pl.ds(head * span_of, span_of)]
@@ -87,7 +89,8 @@ class TileProgram:
         refs.total[...] = jnp.zeros_like(refs.total)
 
     def _finish(self, rows: int) -> None:
-        refs, span_of = self.refs, self.heads.span
+        refs = self.refs
+        span_of = self.heads.span
         for span, place, head in _placed(self.heads):
             at = pl.ds(place * rows, rows)
             done = refs.sums[span, at] / refs.total[span, at, :1]
@@ -95,7 +98,8 @@ class TileProgram:
 
     def _go_through(self, columns: Array) -> None:
         """Add all blocks; `columns` is [rows, FIELDS]."""
-        refs, tile = self.refs, self.tile
+        refs = self.refs
+        tile = self.tile
 
         def add_block(state: tuple[Place, Array]) -> tuple[Place, Array]:
             place, half = state
@@ -157,7 +161,8 @@ class TileProgram:
         return following, block, jnp.where(of_prefix, own, own + 1)
 
     def _begin_copy(self, place: Place, half: Array) -> None:
-        refs, size = self.refs, self.refs.pool.shape[2]
+        refs = self.refs
+        size = self.refs.pool.shape[2]
         count = self.keys // size
 
         def of_page(index: Array, done: None) -> None:
@@ -179,14 +184,16 @@ class TileProgram:
 
     def _of_batch(self, block: Array, half: Array) -> Any:
         """Return the copy of a block of the batch's keys and values."""
-        refs, start = self.refs, pl.multiple_of(self.front + block * self.keys, self.keys)
+        refs = self.refs
+        start = pl.multiple_of(self.front + block * self.keys, self.keys)
         there = refs.buffer.at[half]
         return pltpu.make_async_copy(
             refs.kv.at[pl.ds(start, self.keys)], there, refs.semaphores.at[half]
         )
 
     def _mark_prefix(self, place: Place, half: Array, columns: Array) -> None:
-        refs, keys = self.refs, self.keys
+        refs = self.refs
+        keys = self.keys
         request, block, _ = place
         first = (block - refs.block_starts[request]) * keys
         length = refs.prefix_lens[request]
@@ -204,7 +211,8 @@ class TileProgram:
             refs.buffer[half] = jnp.where(inside, held, jnp.zeros_like(held))
 
     def _mark_own(self, place: Place, columns: Array) -> None:
-        refs, block = self.refs, self.refs.own_blocks[place[2]]
+        refs = self.refs
+        block = self.refs.own_blocks[place[2]]
         key = block * self.keys + lax.broadcasted_iota(jnp.int32, (1, self.keys), 1)
         of_keys = refs.of_keys[block]
         visible = (key <= columns[:, :1]) & (of_keys[:1] > columns[:, :1])
@@ -214,7 +222,9 @@ class TileProgram:
 
     def _add(self, half: Array) -> None:
         """Add the block in that half of the buffer to the softmax of every head."""
-        refs, heads, rows = self.refs, self.heads, self.refs.q.shape[0]
+        refs = self.refs
+        heads = self.heads
+        rows = self.refs.q.shape[0]
         # One product less for each score: exp(scale * x) = 2 ** (to_exponent * x).
         to_exponent = self.scale * math.log2(math.e)
         for span in range(heads.spans):

@@ -49,8 +49,8 @@ def load_weights(
     """Read and check all weights.
 
     Args:
-        directory, architecture: of the model.
-        dtype, device: of the weights.
+        directory, architecture: the checkpoint, and what its config.json describes.
+        dtype, device: what the weights become, and where they are put.
         precision: "full"; "int8"; or "w8a16": weights of a quantised checkpoint are converted to
             `dtype`.
 
@@ -67,7 +67,8 @@ def weight_shapes_of(
     architecture: Architecture, dtype: str, precision: Precision
 ) -> DecoderWeights:
     """Return the shapes of the result of `load_weights`; no tensor is read."""
-    config, shapes = architecture.config, weight_shapes(architecture.config)
+    config = architecture.config
+    shapes = weight_shapes(architecture.config)
 
     def shaped(shape: tuple[int, ...], other: Any = None) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(other or dtype))
@@ -75,7 +76,8 @@ def weight_shapes_of(
     def field(parts: tuple[str, ...]) -> Any:
         if parts[0] not in architecture.layer_weights[0]:
             return None
-        first, rows = shapes[parts[0]], sum(shapes[part][0] for part in parts)
+        first = shapes[parts[0]]
+        rows = sum(shapes[part][0] for part in parts)
         shape = (config.num_layers, rows, *first[1:])
         if precision == "int8" and parts[0] in LINEAR:
             return Quantized(shaped(shape, jnp.int8), shaped(shape[:2], jnp.float32))
@@ -97,11 +99,15 @@ class _Reader:
         device: jax.Device,
         precision: Precision,
     ) -> None:
-        self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
+        self.files = files
+        self.architecture = architecture
+        self.dtype = dtype
+        self.device = device
         self.precision = precision
 
     def read(self) -> DecoderWeights:
-        tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights
+        tied = self.architecture.config.tie_word_embeddings
+        names = self.architecture.model_weights
         embed = self._put(self._tensor("embed", names["embed"]))
         weights = DecoderWeights(
             embed_tokens=embed,
@@ -130,7 +136,8 @@ class _Reader:
 
     def _stacked(self, parts: tuple[str, ...]) -> Array:
         """Stack parts over layers; a second copy exists while it is moved to the device."""
-        first, count = self._one(parts, 0), self.architecture.config.num_layers
+        first = self._one(parts, 0)
+        count = self.architecture.config.num_layers
         every = np.empty((count, *first.shape), self.dtype)
         every[0] = first
         for layer in range(1, count):
@@ -156,7 +163,8 @@ class _Reader:
     def _in_int8(self, part: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Return a weight [O, K] in int8 and its scales [O]."""
         name = self._name(part, layer)
-        scale, weight = self.files.scale(part, name), self.files.tensor(part, name)
+        scale = self.files.scale(part, name)
+        weight = self.files.tensor(part, name)
         if scale is None:
             raise ConfigError(
                 f"tensor {name} is not quantised, others of the checkpoint are; --backend jax "
@@ -170,7 +178,8 @@ class _Reader:
 
     def _tensor(self, part: str, name: str) -> np.ndarray:
         with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
-            stored, scale = self.files.tensor(part, name), self.files.scale(part, name)
+            stored = self.files.tensor(part, name)
+            scale = self.files.scale(part, name)
             tensor = (stored if scale is None else self._dequantised(stored, scale)).astype(
                 self.dtype
             )
@@ -178,7 +187,8 @@ class _Reader:
 
     def _dequantised(self, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Return weight times scale in float32."""
-        wide, rows = scale.astype(np.float32), len(weight)
+        wide = scale.astype(np.float32)
+        rows = len(weight)
         if weight.dtype == np.uint8:
             weight = weight.view(jnp.float8_e4m3fn)
         if self.files.storage is not None and self.files.storage.blocks:
@@ -204,7 +214,7 @@ class KeptBytes:
     """The memory of one compiled program, in a file beside it, for the next start's plan.
 
     Args:
-        directory: of JAX's compiled programs; None = nothing is kept.
+        directory: where JAX keeps compiled programs; None = nothing is kept.
         identity: everything that the figure depends on.
     """
 

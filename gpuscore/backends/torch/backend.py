@@ -99,8 +99,9 @@ class TorchBackend:
         sum_in_float32()
         self.plan = plan
         self.device = plan.device
-        self._own: Implementation = "triton" if plan.kernels else "reference"
-        self._group, config = group, plan.part
+        self._impl: Implementation = "triton" if plan.kernels else "reference"
+        self._group = group
+        config = plan.part
         self._thread = WorkThread(
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
@@ -108,7 +109,7 @@ class TorchBackend:
         weights, self._in_c = self._load()
         whole = plan.architecture.config
         products = None if plan.kernels else self._compiler(few_products)
-        self._head: Head = WholeHead(self._own, whole.final_softcap, products)
+        self._head: Head = WholeHead(self._impl, whole.final_softcap, products)
         self._embedding: Callable[[Tensor, Tensor], Tensor] = functional.embedding
         if group is not None:
             vocabulary = ShardedVocabulary(group, whole.vocab_size, self._head)
@@ -212,7 +213,7 @@ class TorchBackend:
         operators = Operators(
             self._compiler,
             self._by_rows,
-            impl=self._own,
+            impl=self._impl,
             embedding=self._embedding,
             gated_product=None if plan.not_gated else gated_product,
             gated_from=gated_from,
@@ -221,7 +222,7 @@ class TorchBackend:
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, device=plan.device)
         attention = self._attention(config, pool)
         states = StatePool(config, num_states, plan.dtype, plan.device)
-        linear = DeltaNetBackend(config, states, self._compiler, self._own)
+        linear = DeltaNetBackend(config, states, self._compiler, self._impl)
         if plan.graph_tokens is None:
             return PlainLauncher(
                 decoder, pool, attention, linear, head=self._head, by_rows=self._by_rows
@@ -239,7 +240,9 @@ class TorchBackend:
 
     def _check(self, config: DecoderConfig, weights: DecoderWeights) -> None:
         """Compare the launcher with the reference (`start_check`)."""
-        plan, whole, group = self.plan, self.plan.architecture.config, self._group
+        plan = self.plan
+        whole = self.plan.architecture.config
+        group = self._group
         trees = (*TREES, WITHOUT_QUERY) if plan.attention == "flashinfer" else TREES
         labels = len(weights.lm_head) if group is None else whole.label_rows
         known = KnownRequests(whole.vocab_size, labels, plan.pages.size, trees)
@@ -276,7 +279,8 @@ class TorchBackend:
         return largest_batches(plan.max_tokens, plan.max_model_len, plan.pages.size)
 
     def _count_pages(self, memory: Memory, layers: int) -> int:
-        plan, pages = self.plan, self.plan.pages
+        plan = self.plan
+        pages = self.plan.pages
         self._set_up()  # before measuring, because what it allocates stays
 
         def run(batches: Iterable[PackedBatch]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.delta_net.layout import StatePlaces, StateSizes, StateTables
-from gpuscore.backends.torch.launcher import label_rows, wanted_rows
+from gpuscore.backends.torch.launcher import label_rows, statistics_rows
 from gpuscore.backends.torch.queues import Replay
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.extend_attention import aligned, word_slices
@@ -58,11 +58,19 @@ class PlannedBatch(NamedTuple):
     replay: Replay | None = None
 
 
+class HeadPlaces(NamedTuple):
+    """Places of the label head's inputs in the buffer of words."""
+
+    label_rows: slice  # the scored row of each label
+    label_ids: slice
+    statistics_rows: slice  # scored rows that need statistics over the vocabulary
+
+
 def num_words(batch: PackedBatch, lists: int, places: Places) -> int:
     """Return the most words that a batch takes, with those of lists of any length and the inputs of
     its label head."""
-    asked = 2 * aligned(len(batch.label_token_ids)) + aligned(len(batch.score_rows))
-    return places.end + lists + aligned(1) + asked
+    of_head = 2 * aligned(len(batch.label_token_ids)) + aligned(len(batch.score_rows))
+    return places.end + lists + aligned(1) + of_head
 
 
 def write(planned: PlannedBatch, words: Int32Array) -> int:
@@ -71,7 +79,8 @@ def write(planned: PlannedBatch, words: Int32Array) -> int:
     Returns:
         The first free word after it.
     """
-    batch, tables, states, places, _ = planned
+    batch = planned.batch
+    places = planned.places
     for part, values, filling in (
         (places.tokens, batch.token_ids, 0),
         (places.positions, batch.positions, 0),
@@ -83,19 +92,18 @@ def write(planned: PlannedBatch, words: Int32Array) -> int:
         words[end : part.stop] = filling
     words[places.num_tokens] = batch.num_tokens
     words[places.num_scored] = len(batch.score_rows)
-    if places.states is not None and states is not None:
-        places.states.write(states, words)
+    if places.states is not None and planned.states is not None:
+        places.states.write(planned.states, words)
     tail = places.end
-    for place, table in zip(places.tables, tables, strict=True):
+    for place, table in zip(places.tables, planned.tables, strict=True):
         tail = place.write(table, words, tail)
     return tail
 
 
-def write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[list[slice], int]:
-    """Write the label head's inputs from word `start` on: the scored row of each label, label ids,
-    and scored rows whose statistics are wanted. Return their places and their end."""
-    asked = (label_rows(batch), batch.label_token_ids, wanted_rows(batch))
-    parts = word_slices([len(values) for values in asked], aligned(start))
-    for part, values in zip(parts, asked, strict=True):
-        words[part] = values
-    return parts, parts[-1].stop
+def write_head(batch: PackedBatch, words: Int32Array, start: int) -> HeadPlaces:
+    """Write the label head's inputs from word `start` on, and return their places."""
+    inputs = (label_rows(batch), batch.label_token_ids, statistics_rows(batch))
+    places = HeadPlaces(*word_slices([len(values) for values in inputs], aligned(start)))
+    for place, values in zip(places, inputs, strict=True):
+        words[place] = values
+    return places

@@ -26,7 +26,8 @@ SMALLEST = 32  # tokens
 FINE_FROM, FINE_STEP = 128, 8  # tokens
 MANY_FROM = 500  # tokens
 FEW = 16  # query tiles, and scored rows, of the smallest bucket
-TILES_STEP, SCORED_PART = 4, 4
+TILES_STEP = 4
+SCORED_PART = 4
 
 
 class Bucket(NamedTuple):
@@ -49,18 +50,19 @@ def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
     ]
 
 
-def find_bucket(buckets: list[Bucket], wanted: Bucket) -> Bucket | None:
-    """Return the first of the sorted buckets that holds `wanted`, or None."""
-    for index in range(bisect_left(buckets, Bucket(wanted.tokens, 0, 0)), len(buckets)):
+def find_bucket(buckets: list[Bucket], sizes: Bucket) -> Bucket | None:
+    """Return the first of the sorted buckets that holds `sizes`, or None."""
+    for index in range(bisect_left(buckets, Bucket(sizes.tokens, 0, 0)), len(buckets)):
         bucket = buckets[index]
-        if bucket.tiles >= wanted.tiles and bucket.scored >= wanted.scored:
+        if bucket.tiles >= sizes.tiles and bucket.scored >= sizes.scored:
             return bucket
     return None
 
 
 def _tokens(most: int) -> list[int]:
     """32, 48, 64, 96, 128, 144, 160, 176, 200, ..., and `most` itself."""
-    sizes, size = [], SMALLEST
+    sizes = []
+    size = SMALLEST
     while size < most:
         sizes.append(size)
         size = _next(size)
@@ -88,9 +90,11 @@ def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
     """
     scored = sorted({min(FEW, tokens), tokens})
     full = -(-tokens // rows_per_tile)
-    first, smaller = max(FEW, 2 * full), 0
+    first = max(FEW, 2 * full)
+    smaller = 0
     if tokens > MANY_FROM:
-        first, some = max(first, full + 2 * FEW), tokens // SCORED_PART
+        first = max(first, full + 2 * FEW)
+        some = tokens // SCORED_PART
         yield from sorted({(min(first, tokens), FEW), (min(2 * first, tokens), some)})
         yield tokens, tokens
         return
@@ -114,7 +118,8 @@ def filled_batch(tokens: int, scored: int, vocab: int, page_size: int) -> Packed
 
     The first half is a query, whose first tokens are kept on page 0; the rest are its items.
     """
-    rng, items = np.random.default_rng(0), min(scored, tokens // 2)
+    rng = np.random.default_rng(0)
+    items = min(scored, tokens // 2)
     ids = rng.integers(0, vocab, tokens).astype(np.int32)
     length = tokens // 2 // items if items else 0
     query = tokens - items * length

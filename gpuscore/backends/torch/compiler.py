@@ -31,15 +31,15 @@ class Compiler(Protocol):
 
 
 def use_compiler(
-    wanted: str, device: torch.device, dtype: torch.dtype, num_parameters: int
+    setting: str, device: torch.device, dtype: torch.dtype, num_parameters: int
 ) -> bool:
-    """True if functions are to be compiled; raises ConfigError if wanted but not possible."""
-    if wanted == "off" or (wanted == "auto" and num_parameters < WORTHWHILE_PARAMETERS):
+    """True if functions are to be compiled; raises ConfigError if the setting is not possible."""
+    if setting == "off" or (setting == "auto" and num_parameters < WORTHWHILE_PARAMETERS):
         return False
     reason = _why_not(device, dtype)
     if reason is None:
         return True
-    if wanted == "on":
+    if setting == "on":
         raise ConfigError(f"--compile on: {reason}")
     if device.type == "cpu":
         logger.warning("attention and element-wise work run in plain torch, slowly: %s", reason)

@@ -91,8 +91,9 @@ class Attention:
         by_rows = operators.by_rows
         self.layer_idx = layer_idx
         self.gate_size = config.num_heads * config.head_dim if config.output_gate else 0
-        self.qkv_proj = by_rows(Linear(weights.qkv_proj, operators.products))
-        if layer_idx == config.num_layers - 1:
+        if layer_idx < config.num_layers - 1:
+            self.qkv_proj = by_rows(Linear(weights.qkv_proj, operators.products))
+        else:  # see `of_scored_rows`
             assert isinstance(weights.qkv_proj, LinearParts)  # noqa: S101  (the loader's promise)
             self.q_proj, self.kv_proj = (
                 by_rows(Linear(part, operators.products)) for part in weights.qkv_proj.parts

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gpuscore.backends.torch.attention.tiled import TritonAttention
 from gpuscore.backends.torch.batch_words import (
+    HeadPlaces,
     Places,
     PlannedBatch,
     num_words,
@@ -65,7 +66,7 @@ class GraphLauncher(Launcher):
         decoder: uses Triton's kernels and computes all rows at once.
         attention: over the pool of keys and values.
         linear: linear layers, if the model has any.
-        queue: of the device.
+        queue: the device's queue of copies and launches.
         graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
 
@@ -78,7 +79,9 @@ class GraphLauncher(Launcher):
         queue: Queue,
         graph_tokens: int,
     ) -> None:
-        self.decoder, self.attention, self.queue = decoder, attention, queue
+        self.decoder = decoder
+        self.attention = attention
+        self.queue = queue
         self.linear = linear
         self.pool = attention.pool
         self.buckets = attention.buckets(graph_tokens)
@@ -86,7 +89,9 @@ class GraphLauncher(Launcher):
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
         self._places_of = {
-            bucket: Places.of(bucket, attention.places, linear.room(bucket.tokens, bucket.scored))
+            bucket: Places.of(
+                bucket, attention.places, linear.state_sizes(bucket.tokens, bucket.scored)
+            )
             for bucket in self.buckets
         }
         # Of all batches: one's are uploaded after the batch before has run.
@@ -104,8 +109,8 @@ class GraphLauncher(Launcher):
         """
         words = answers = 0
         for batch in batches:
-            _, tables, _, places, _ = self._plan(batch)
-            words = max(words, self._num_words(batch, tables, places))
+            planned = self._plan(batch)
+            words = max(words, self._num_words(batch, planned.tables, planned.places))
             of_rows = (1 + 2 * batch.num_top) * len(batch.score_rows)
             answers = max(answers, len(batch.label_token_ids) + of_rows)
         for _ in range(IN_FLIGHT):
@@ -139,7 +144,8 @@ class GraphLauncher(Launcher):
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
-        planned, self._planned = self._planned, None
+        planned = self._planned
+        self._planned = None
         if planned is None or planned.batch is not batch:
             planned = self._plan(batch)
         buffers = self._take(self._num_words(batch, planned.tables, planned.places))
@@ -150,25 +156,26 @@ class GraphLauncher(Launcher):
             raise
 
     def _launch(self, planned: PlannedBatch, buffers: Buffers) -> Finish:
-        batch, _, _, places, replay = planned
         end = write(planned, buffers.words)
-        head, end = write_head(batch, buffers.words, end)
+        head = write_head(planned.batch, buffers.words, end)
+        end = head.statistics_rows.stop
         words = self._words[:end] if end <= GRAPH_WORDS else self._device_words(end)
         self.queue.upload(buffers.host[:end], words)
-        if replay is not None:
-            replay()
+        if planned.replay is not None:
+            planned.replay()
             hidden = self._hidden
             self.replayed += 1
         else:
-            hidden = self._forward(places, words)
+            hidden = self._forward(planned.places, words)
             self.launched += 1
-        return self._answer(batch, hidden, [words[part] for part in head], buffers)
+        return self._answer(planned.batch, hidden, words, head, buffers)
 
     def _num_words(self, batch: PackedBatch, tables: list[Any], places: Places) -> int:
         return num_words(batch, self.attention.list_words(tables), places)
 
     def _plan(self, batch: PackedBatch) -> PlannedBatch:
-        tables, states = self.attention.tables(batch), self.linear.tables(batch)
+        tables = self.attention.tables(batch)
+        states = self.linear.tables(batch)
         sizes = None if states is None else states.sizes
         return PlannedBatch(batch, tables, states, *self._places(batch, tables, sizes))
 
@@ -180,9 +187,8 @@ class GraphLauncher(Launcher):
         bucket = find_bucket(self.buckets, exact)
         if bucket is not None and bucket in self._graphs:
             places = self._places_of[bucket]
-            room = places.states
-            there = room is None or states is None or states.fit(room.sizes)
-            if there and self._num_words(batch, tables, places) <= GRAPH_WORDS:
+            fits = places.states is None or states is None or states.fit(places.states.sizes)
+            if fits and self._num_words(batch, tables, places) <= GRAPH_WORDS:
                 return places, self._graphs[bucket]
         return Places.of(exact, self.attention.places, states), None
 
@@ -230,7 +236,8 @@ class GraphLauncher(Launcher):
         batch = filled_batch(
             bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
         )
-        tables, states = self.attention.tables(batch), self.linear.tables(batch)
+        tables = self.attention.tables(batch)
+        states = self.linear.tables(batch)
         words = np.empty(self._num_words(batch, tables, places), np.int32)
         end = write(PlannedBatch(batch, tables, states, places), words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
@@ -256,19 +263,22 @@ class GraphLauncher(Launcher):
         self,
         batch: PackedBatch,
         hidden: Tensor,
-        asked: list[Tensor],
+        words: Tensor,
+        head: HeadPlaces,
         buffers: Buffers,
     ) -> Finish:
-        weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
-        rows, ids, wanted = asked
-        parts = [label_logits(hidden, weight, rows, ids, softcap=cap, impl="triton")]
-        if wanted.shape[0]:  # a tensor's `len` is a function in Python
-            lse, top, top_logits = vocab_statistics(
-                hidden, weight, wanted, num_top=batch.num_top, softcap=cap, impl="triton"
+        """Queue the label head and the copy of its results to the host."""
+        weight = self.decoder.weights.lm_head
+        cap = self.decoder.config.final_softcap
+        rows, label_ids, statistics_rows = (words[place] for place in head)
+        parts = [label_logits(hidden, weight, rows, label_ids, softcap=cap, impl="triton")]
+        if statistics_rows.shape[0]:  # a tensor's `len` is a function in Python
+            lse, top_ids, top_logits = vocab_statistics(
+                hidden, weight, statistics_rows, num_top=batch.num_top, softcap=cap, impl="triton"
             )
             parts.append(lse)
-            if top is not None and top_logits is not None:
-                parts += [top.int().view(torch.float32).reshape(-1), top_logits.reshape(-1)]
+            if top_ids is not None and top_logits is not None:
+                parts += [top_ids.int().view(torch.float32).reshape(-1), top_logits.reshape(-1)]
         answer = parts[0] if len(parts) == 1 else torch.cat(parts)
         ends = [0, *accumulate([part.shape[0] for part in parts])]
         if buffers.answer.shape[0] < ends[-1]:
@@ -299,7 +309,8 @@ def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
     """
     # What overflows in a number format, with random tokens, is a zero on both sides.
     finite = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (replayed, launched))
-    error, tolerance = relative_error(*finite), TOLERANCE[launched.dtype]
+    error = relative_error(*finite)
+    tolerance = TOLERANCE[launched.dtype]
     if not error <= tolerance:
         raise ConfigError(
             f"the CUDA graph for {tokens} tokens computes something else than the same kernels "

@@ -32,7 +32,7 @@ class RankGroup:
 
     Args:
         shard: the rank's place.
-        device: of its tensors.
+        device: where its tensors are.
         path: a file that does not exist yet, through which the ranks find each other.
         meet: called before the group connects; returns when every rank is about to connect.
     """
@@ -41,7 +41,9 @@ class RankGroup:
         self, shard: Shard, device: torch.device, path: Path, meet: Callable[[], None]
     ) -> None:
         self.shard = shard
-        self._device, self._path, self._meet = device, path, meet
+        self._device = device
+        self._path = path
+        self._meet = meet
         self._joined: Any = None  # the group of torch.distributed
 
     def connect(self) -> None:

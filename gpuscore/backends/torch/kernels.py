@@ -22,14 +22,14 @@ from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_nor
 logger = logging.getLogger(__name__)
 
 
-def use_kernels(wanted: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """True if Triton's kernels are to run; raises ConfigError if wanted but not possible."""
-    if wanted == "torch" or (wanted == "auto" and device.type == "cpu"):
+def use_kernels(setting: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """True if Triton's kernels are to run; raises ConfigError if the setting is not possible."""
+    if setting == "torch" or (setting == "auto" and device.type == "cpu"):
         return False
     reason = _why_not(device, dtype)
     if reason is None:
         return True
-    if wanted == "triton":
+    if setting == "triton":
         raise ConfigError(f"--kernels triton: {reason}")
     logger.warning("--kernels is torch, which is slow on %s: %s", device.type, reason)
     return False

@@ -47,7 +47,9 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.page_size, self.device, self.dtype = page_size, device, dtype
+        self.page_size = page_size
+        self.device = device
+        self.dtype = dtype
         self.layers: list[tuple[Tensor, Tensor]] = []
         for layer in range(config.num_layers):
             slots = 0 if config.is_linear(layer) else num_pages * page_size

@@ -44,9 +44,9 @@ class WholeHead:
     """The head of one process.
 
     Args:
-        impl: of its kernels.
-        softcap: of its logits.
-        products: of few rows, in place of the reference's.
+        impl: the implementation of its kernels.
+        softcap: limits the logits; None = no limit.
+        products: computes the products of few rows in the place of the reference.
     """
 
     def __init__(
@@ -124,7 +124,9 @@ class PlainLauncher(Launcher):
         head: Head,
         by_rows: ByRows,
     ) -> None:
-        self.decoder, self.pool, self.attention = decoder, pool, attention
+        self.decoder = decoder
+        self.pool = pool
+        self.attention = attention
         self.linear = linear
         self._by_rows = by_rows
         self._head = head
@@ -158,7 +160,7 @@ class PlainLauncher(Launcher):
         logits = self._by_rows(label_logits, 2)(
             self._to_device(label_rows(batch)), self._to_device(batch.label_token_ids)
         )
-        rows = wanted_rows(batch)
+        rows = statistics_rows(batch)
         found = self._by_rows(statistics)(self._to_device(rows)) if len(rows) else ()
         return row_scores(batch, logits.cpu().numpy(), [values.cpu().numpy() for values in found])
 
@@ -172,7 +174,7 @@ def label_rows(batch: PackedBatch) -> np.ndarray:
     return np.arange(len(batch.score_rows)).repeat(ends[1:] - ends[:-1])
 
 
-def wanted_rows(batch: PackedBatch) -> np.ndarray:
+def statistics_rows(batch: PackedBatch) -> np.ndarray:
     """Numbers of the scored rows that need the whole vocabulary (lse or top token), int64."""
     if batch.num_top:
         return np.arange(len(batch.score_rows))
@@ -195,9 +197,9 @@ def row_scores(
         return RowScores(logits, None, None, None)
     lse = statistics[0].astype(np.float32, copy=False)
     if len(lse) < len(batch.score_rows):
-        wanted_lse = lse
+        known_lse = lse
         lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
-        lse[wanted_rows(batch)] = wanted_lse
+        lse[statistics_rows(batch)] = known_lse
     if len(statistics) == 1:
         return RowScores(logits, lse, None, None)
     # num_top makes every scored row a wanted one.
@@ -215,41 +217,42 @@ class ShardedVocabulary:
 
     Args:
         group: the ranks.
-        tokens: of the whole vocabulary.
-        head: of a single process, which computes this rank's part.
+        tokens: the size of the whole vocabulary.
+        head: computes this rank's part.
     """
 
     def __init__(self, group: RankGroup, tokens: int, head: Head) -> None:
-        self._group, self._head = group, head
+        self._group = group
+        self._head = head
         self._first = group.shard.range_of(tokens).start
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Return the embeddings [T, E] of tokens [T]; `table` [v, E] is this rank's part."""
-        own, there = _own(token_ids, self._first, len(table))
-        rows = functional.embedding(own, table)
-        return self._group.sum(rows.masked_fill(~there[:, None], 0))
+        local_ids, is_local = _local(token_ids, self._first, len(table))
+        rows = functional.embedding(local_ids, table)
+        return self._group.sum(rows.masked_fill(~is_local[:, None], 0))
 
     def logits(self, hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor) -> Tensor:
-        own, there = _own(label_ids, self._first, len(weight))
-        logits = self._head.logits(hidden, weight, rows, own)
-        return self._group.sum(logits.masked_fill(~there, 0))
+        local_ids, is_local = _local(label_ids, self._first, len(weight))
+        logits = self._head.logits(hidden, weight, rows, local_ids)
+        return self._group.sum(logits.masked_fill(~is_local, 0))
 
     def statistics(
         self, hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int
     ) -> VocabStatistics:
-        own = self._head.statistics(hidden, weight, rows, num_top)
-        lse = torch.stack(self._group.gather(own.lse)).logsumexp(dim=0)
-        if own.top_ids is None or own.top_logits is None:
+        local = self._head.statistics(hidden, weight, rows, num_top)
+        lse = torch.stack(self._group.gather(local.lse)).logsumexp(dim=0)
+        if local.top_ids is None or local.top_logits is None:
             return VocabStatistics(lse, None, None)
-        ids = torch.cat(self._group.gather(own.top_ids + self._first), dim=1)
-        logits = torch.cat(self._group.gather(own.top_logits), dim=1)
+        ids = torch.cat(self._group.gather(local.top_ids + self._first), dim=1)
+        logits = torch.cat(self._group.gather(local.top_logits), dim=1)
         # Stable: of equal logits the lower rank's, which has the lower ids, come first.
         best, order = logits.sort(dim=1, descending=True, stable=True)
         return VocabStatistics(lse, ids.gather(1, order[:, :num_top]), best[:, :num_top])
 
 
-def _own(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return places of ids in [first, first + count), 0 for others, and a mask of the ids in it."""
-    places = ids - first
-    there = (places >= 0) & (places < count)
-    return places.where(there, 0), there
+def _local(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return ids less `first`, and a mask of those in [first, first + count); 0 beyond it."""
+    local_ids = ids - first
+    is_local = (local_ids >= 0) & (local_ids < count)
+    return local_ids.where(is_local, 0), is_local

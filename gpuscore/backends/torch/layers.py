@@ -99,7 +99,8 @@ def in_tiles(size: int) -> ByRows:
 
     def by_rows(function: FunctionT, count: int = 1, /) -> FunctionT:
         def tiled(*arguments: Any, **options: Any) -> Any:
-            rows, others = arguments[:count], arguments[count:]
+            rows = arguments[:count]
+            others = arguments[count:]
             total = len(rows[0])
             if total == 0:
                 return function(*arguments, **options)

@@ -166,7 +166,8 @@ def exact_on_this_cpu() -> bool:
     w = torch.full((2, 512), 127, dtype=torch.int8)
     w[1] = -128
     q = torch.full((3, 512), 255, dtype=torch.uint8)
-    q[1], q[2] = 0, torch.arange(512) % 256
+    q[1] = 0
+    q[2] = torch.arange(512) % 256
     layer = pack(QuantizedLinear(w, torch.ones(2), None))
     assert isinstance(layer, PackedLinear)  # noqa: S101
     try:
@@ -194,7 +195,8 @@ def scaled(y: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) ->
 
 
 def _dense(linear: DenseLinear, x: Tensor) -> Tensor:
-    weight, bias = linear.weight, linear.bias
+    weight = linear.weight
+    bias = linear.bias
     if weight.is_mkldnn:
         if x.dtype == weight.dtype:
             reordered = torch.ops.mkldnn._linear_pointwise

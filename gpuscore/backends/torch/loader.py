@@ -47,8 +47,8 @@ def load_weights(
     """Read and check all weights, or with `group` this rank's shard of them.
 
     Args:
-        directory, architecture: of the model.
-        form: of the weights.
+        directory, architecture: the checkpoint, and what its config.json describes.
+        form: what the weights become.
         group: the ranks that share the model.
 
     Raises:
@@ -63,8 +63,8 @@ class Checkpoint:
     """Reads a checkpoint's tensors one at a time, directly into the wanted dtype.
 
     Args:
-        files, architecture: of the model.
-        form, group: as for `load_weights`.
+        files, architecture: the open checkpoint, and what its config.json describes.
+        form, group: the arguments of `load_weights`.
     """
 
     def __init__(
@@ -74,12 +74,15 @@ class Checkpoint:
         form: WeightFormat,
         group: RankGroup | None = None,
     ) -> None:
-        self.files, self.architecture, self.group = files, architecture, group
+        self.files = files
+        self.architecture = architecture
+        self.group = group
         self.dtype, self.device, self.precision = form
 
     def read(self) -> DecoderWeights:
         """Read all weights, and refuse a checkpoint that has further weights."""
-        model, tied = self.architecture.model_weights, self.architecture.config.tie_word_embeddings
+        model = self.architecture.model_weights
+        tied = self.architecture.config.tie_word_embeddings
         embed = self._tensor("embed", model["embed"])
         divisor = self.architecture.config.logits_divisor
         norm = self._tensor("final_norm", model["final_norm"])
@@ -137,8 +140,8 @@ class Checkpoint:
         mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
             in_int8 = self.precision == "int8"
-            made = self._linears(mixture, index) if in_int8 else self._experts(mixture, index)
-            return MoEWeights(mixture, self._required(index, "router"), made, self.group)
+            experts = self._linears(mixture, index) if in_int8 else self._experts(mixture, index)
+            return MoEWeights(mixture, self._required(index, "router"), experts, self.group)
         return MLPWeights(
             gate_up_proj=self._linear(index, "gate", "up"),
             down_proj=self._summed(self._linear(index, "down")),
@@ -169,10 +172,12 @@ class Checkpoint:
         return pack(linear) if self.device.type == "cpu" else linear
 
     def _one_linear(self, index: int, part: str, expert: int | None) -> LinearWeights:
-        name, bias = self._name(index, part, expert), self._part(index, f"{part}_bias")
+        name = self._name(index, part, expert)
+        bias = self._part(index, f"{part}_bias")
         if name is None:
             raise ConfigError(f"the weight table has no name for {part}")
-        scale, weight = self._scale(part, name), self.files.tensor(part, name)
+        scale = self._scale(part, name)
+        weight = self.files.tensor(part, name)
         if scale is not None and self.precision == "w8a16":
             return DenseLinear(self._dequantised(name, weight, scale), bias)
         if scale is None:  # the checkpoint's makers left it as it was
@@ -197,7 +202,8 @@ class Checkpoint:
     def _paired(self, weight: Tensor) -> Tensor:
         """Return rows of heads, [H D, ...], in the order in which pairs (i, i + R / 2) of the first
         R are D / 2 apart, as all of a head's are where the whole head is rotated."""
-        rotated, size = self.architecture.config.rotary_dim, self.architecture.config.head_dim
+        rotated = self.architecture.config.rotary_dim
+        size = self.architecture.config.head_dim
         if rotated is None:
             return weight
         rotated_sides, others = torch.arange(size).tensor_split((rotated,))
@@ -223,7 +229,8 @@ class Checkpoint:
         shard = ALL if self.group is None else self.group.shard
         config = shard.part_of(self.architecture.config)
         shapes = weight_shapes(config)
-        gate, down = shapes["expert_gate"], shapes["expert_down"]
+        gate = shapes["expert_gate"]
+        down = shapes["expert_down"]
         count = mixture.num_experts
         gate_up = torch.empty(count, 2 * gate[0], gate[1], dtype=self.dtype, device=self.device)
         down_all = torch.empty(count, *down, dtype=self.dtype, device=self.device)
@@ -270,8 +277,8 @@ class Checkpoint:
 
     def _converted(self, name: str, tensor: Tensor) -> Tensor:
         # A tensor of the file's own memory would keep all of the file in this process's.
-        own = tensor.to(self.dtype, copy=self.device.type == "cpu")
-        return _finite(f"tensor {name}", own).to(self.device)
+        converted = tensor.to(self.dtype, copy=self.device.type == "cpu")
+        return _finite(f"tensor {name}", converted).to(self.device)
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:

@@ -69,12 +69,12 @@ def why_not_grouped(model: DecoderConfig, device: torch.device, dtype: torch.dty
 
 
 class MoE:
-    """Computes, per row, the sum over its chosen experts of share * down(act(gate) * up).
+    """Computes, per row, the sum over its selected experts of weight * down(act(gate) * up).
 
     Args:
-        activation: of the experts.
-        weights: of one layer.
-        operators: that compute its experts; in tiles, if a row's bits must not depend on others.
+        activation: the experts' function, "silu" or "gelu_tanh".
+        weights: the router's and experts' weights of one layer.
+        operators: compute one expert after the other, in tiles, if they compute rows in tiles.
     """
 
     def __init__(self, activation: str, weights: MoEWeights, operators: Operators) -> None:
@@ -87,27 +87,30 @@ class MoE:
     def __call__(self, hidden_states: Tensor, num_rows: Tensor | None = None) -> Tensor:
         """Return the results [T, E] in the rows' dtype, with anything in rows of padding.
 
-        Shares are float32, and rounded to that dtype as an expert's result is; their sum is float32
-        and rounded once.
+        Routing weights are float32, and rounded to that dtype as an expert's result is; the sum is
+        float32 and rounded once.
 
         Args:
             hidden_states: [T, E].
             num_rows: int32 [1]: rows that are no padding, which comes last; None = all.
         """
-        mixture, group = self.weights.mixture, self.weights.group
+        mixture = self.weights.mixture
+        group = self.weights.group
         router_logits = functional.linear(
             hidden_states, self.weights.router.to(hidden_states.dtype)
         )
         if group is not None:  # if ranks rounded differently, they might choose different experts
             router_logits = group.of_first(router_logits)
-        shares, chosen = choose(router_logits, mixture)
-        order, ends = placed(chosen, mixture.num_experts, num_rows)
+        routing_weights, selected_experts = choose(router_logits, mixture)
+        order, ends = placed(selected_experts, mixture.num_experts, num_rows)
         results = self._experts(hidden_states.index_select(0, order // mixture.top_k), ends)
         numbers = torch.arange(len(order), device=hidden_states.device)
-        places = torch.empty_like(order).scatter_(0, order, numbers).view(chosen.shape)
+        places = torch.empty_like(order).scatter_(0, order, numbers).view(selected_experts.shape)
         # One call, without every choice's result in float32 on the way.
-        shares = shares.to(hidden_states.dtype)
-        added = functional.embedding_bag(places, results, mode="sum", per_sample_weights=shares)
+        routing_weights = routing_weights.to(hidden_states.dtype)
+        added = functional.embedding_bag(
+            places, results, mode="sum", per_sample_weights=routing_weights
+        )
         return added if group is None else group.sum(added)
 
     def _experts(self, rows: Tensor, ends: Tensor) -> Tensor:
@@ -144,24 +147,28 @@ class MoE:
 
 
 def choose(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Return shares, float32 [T, k], and numbers, int64 [T, k], of each row's experts.
+    """Return weights, float32 [T, k], and numbers, int64 [T, k], of each row's experts.
 
-    Shares are the softmax over all experts.
+    Weights are the softmax over all experts.
     """
-    shares, chosen = logits.softmax(-1, dtype=torch.float32).topk(mixture.top_k, dim=-1)
+    routing_weights, selected_experts = logits.softmax(-1, dtype=torch.float32).topk(
+        mixture.top_k, dim=-1
+    )
     if mixture.norm_top_k:
-        shares = shares / shares.sum(dim=-1, keepdim=True)
-    return shares, chosen
+        routing_weights = routing_weights / routing_weights.sum(dim=-1, keepdim=True)
+    return routing_weights, selected_experts
 
 
-def placed(chosen: Tensor, experts: int, num_rows: Tensor | None) -> tuple[Tensor, Tensor]:
+def placed(
+    selected_experts: Tensor, experts: int, num_rows: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the choice at each place, int64 [T k], and the place behind each expert's, int32.
 
     Row r has the choices from r k to r k + k - 1. Those of padding come behind the last expert's.
     """
     if num_rows is not None:
-        padding = torch.arange(len(chosen), device=chosen.device) >= num_rows
-        chosen = chosen.masked_fill(padding.unsqueeze(1), experts)
-    of_places, order = chosen.flatten().sort(stable=True)
-    numbers = torch.arange(experts, device=chosen.device)
+        padding = torch.arange(len(selected_experts), device=selected_experts.device) >= num_rows
+        selected_experts = selected_experts.masked_fill(padding.unsqueeze(1), experts)
+    of_places, order = selected_experts.flatten().sort(stable=True)
+    numbers = torch.arange(experts, device=selected_experts.device)
     return order, torch.searchsorted(of_places, numbers, right=True, out_int32=True)

@@ -119,7 +119,8 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
     architecture = read_architecture(RawConfig.read(directory))
     shard = Shard(rank, config.tensor_parallel)
     part = shard.part_of(architecture.config)
-    settings, device = config, choose_device(config.device)
+    settings = config
+    device = choose_device(config.device)
     if rank == 0:  # the others see their own device only
         check_devices(shard.ranks, device)
     config = settings_of_a_rank(config, device.type)
@@ -205,12 +206,12 @@ def _why_no_graphs(config: ModelConfig, attention: str, kernels: bool) -> str | 
 
 
 def _graph_tokens(config: ModelConfig, device: torch.device, reason: str | None) -> int | None:
-    wanted = config.cuda_graph_tokens
+    tokens = config.cuda_graph_tokens
     if config.tensor_parallel > 1:
         return None
     if reason is None:
-        most = GRAPH_TOKENS[device.type] if wanted is None else wanted
+        most = GRAPH_TOKENS[device.type] if tokens is None else tokens
         return min(most, _max_tokens(config, device))
-    if wanted:
-        raise ConfigError(f"--cuda-graph-tokens {wanted}: {reason}")
+    if tokens:
+        raise ConfigError(f"--cuda-graph-tokens {tokens}: {reason}")
     return None

@@ -37,7 +37,8 @@ def in_c(dtype: torch.dtype) -> Compiler:
         library = build(cc(), dtype) if ahead is None else load(ahead)
     except BuildError as error:
         raise ConfigError(f"{error}; choose --compile off, or another compiler in CC") from error
-    rows, linear = RowFunctions(library, dtype), DeltaFunctions(library, dtype)
+    rows = RowFunctions(library, dtype)
+    linear = DeltaFunctions(library, dtype)
     forms: dict[Function, Function] = {
         rms_norm: rows.rms_norm,
         add_and_norm: rows.add_and_norm,

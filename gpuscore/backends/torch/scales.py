@@ -23,14 +23,15 @@ logger = logging.getLogger(__name__)
 ROWS = 1024  # of each matrix, from its beginning
 # By how much another layer's scales fit better: in rank correlation, and in standard errors of its
 # Fisher transform. In SmolLM2 and the demo no other layer's fit better by more than 0.1.
-GAIN, ERRORS = 0.25, 5.0
+GAIN = 0.25
+ERRORS = 5.0
 
 
 def check_scales(directory: Path, architecture: Architecture, allow: bool) -> None:
     """Compare all layers' scales with all layers' numbers, for each part of a layer.
 
     Args:
-        directory, architecture: of a quantised model.
+        directory, architecture: a quantised checkpoint, and what its config.json describes.
         allow: log what would refuse the model.
 
     Raises:
@@ -52,7 +53,9 @@ def check_scales(directory: Path, architecture: Architecture, allow: bool) -> No
 def _misplaced(files: CheckpointFiles, part: str) -> list[str]:
     """Say which tensors of a part have scales that another layer's numbers fit."""
     blocks = files.storage is not None and files.storage.blocks
-    names, scales, numbers = [], [], []
+    names = []
+    scales = []
+    numbers = []
     for layer, weights in enumerate(files.architecture.layer_weights):
         name = files.architecture.name(layer, part) if part in weights else None
         scale = None if name is None else files.scale(part, name)

@@ -52,7 +52,9 @@ class MaskedPass:
     scored: Tensor  # [N]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        config, seen, window = self.config, self.seen, self.config.windows[layer]
+        config = self.config
+        seen = self.seen
+        window = self.config.windows[layer]
         if window is not None:
             seen = seen & (self.distance < window)
         if layer == config.num_layers - 1:
@@ -97,10 +99,10 @@ def reference(
     """Return a launcher of plain functions.
 
     Args:
-        config, weights: of the model; its products' weights are converted one by one.
+        config, weights: the model; the weights of its products are converted one by one.
         head: takes hidden states of `dtype`.
         embedding: reads embeddings.
-        dtype: of the computation: the weights' own, or float32.
+        dtype: what it computes in: the weights' dtype, or float32.
     """
     layers = tuple(_with_norms(layer, dtype) for layer in weights.layers)
     wide = replace(weights, layers=layers, norm=weights.norm.to(dtype))

@@ -53,7 +53,8 @@ def shortened(
     Layers run one after the other, so a batch takes as much memory as with all layers, but much
     less time. The same holds for tiles of the label head, so a CPU gets the first tiles only.
     """
-    mixture, net = config.mixture, config.delta_net
+    mixture = config.mixture
+    net = config.delta_net
     kinds: dict[object, int] = {}
     for layer, window in enumerate(config.windows):
         experts = mixture is not None and mixture.layers[layer]

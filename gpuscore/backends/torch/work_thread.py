@@ -17,10 +17,10 @@ ResultT = TypeVar("ResultT")
 class Done(Generic[ResultT]):
     """The result or the error of work done in the caller's thread: a future without locks."""
 
-    def __init__(self, work: Callable[[], ResultT]) -> None:
+    def __init__(self, task: Callable[[], ResultT]) -> None:
         self._error: Exception | None = None
         try:
-            self._value = work()
+            self._value = task()
         except Exception as error:  # noqa: BLE001  (`result` raises it)
             self._error = error
 
@@ -42,26 +42,26 @@ class WorkThread:
         self._lock = Lock()  # for `_left`; whoever works in the thread's place holds it too
         self._left = 0  # works of the thread that are not done
 
-    def submit(self, work: Callable[[], ResultT]) -> "Future[ResultT]":
+    def submit(self, task: Callable[[], ResultT]) -> "Future[ResultT]":
         """Let the thread do the work after all that it was given before."""
         with self._lock:
             self._left += 1
-        return self._executor.submit(self._counted, work)
+        return self._executor.submit(self._counted, task)
 
-    def do(self, work: Callable[[], ResultT]) -> "Future[ResultT] | Done[ResultT]":
+    def do(self, task: Callable[[], ResultT]) -> "Future[ResultT] | Done[ResultT]":
         """Do the work here and now, or as `submit` if the thread has work to do."""
         with self._lock:
             if not self._left:
-                return Done(work)
-        return self.submit(work)
+                return Done(task)
+        return self.submit(task)
 
     def close(self) -> None:
         """End the thread after its present work; the rest is cancelled."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _counted(self, work: Callable[[], ResultT]) -> ResultT:
+    def _counted(self, task: Callable[[], ResultT]) -> ResultT:
         try:
-            return work()
+            return task()
         finally:
             with self._lock:
                 self._left -= 1

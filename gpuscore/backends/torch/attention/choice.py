@@ -48,14 +48,14 @@ Factory: TypeAlias = Callable[[DecoderConfig, KVPool], Any]  # of the launcher t
 
 
 def choose_attention(
-    wanted: str,
+    setting: str,
     model: DecoderConfig,
     device: torch.device,
     dtype: torch.dtype,
     deterministic: bool,
 ) -> str:
-    """Return the attention backend's name; raises ConfigError if the wanted one cannot run."""
-    if wanted == "auto":
+    """Return the attention backend's name; raises ConfigError if the one that is set cannot run."""
+    if setting == "auto":
         if device.type == "cpu":
             return "torch"
         reason = _why_not_triton(model, device, dtype)
@@ -63,21 +63,21 @@ def choose_attention(
             return "triton"
         logger.warning("--attention is torch, which is slow on %s: %s", device.type, reason)
         return "torch"
-    if wanted not in REASONS:
-        raise ConfigError(f"--attention {wanted} needs --backend jax")
-    reason = REASONS[wanted](model, device, dtype)
-    if deterministic and wanted not in ("torch", "triton"):
+    if setting not in REASONS:
+        raise ConfigError(f"--attention {setting} needs --backend jax")
+    reason = REASONS[setting](model, device, dtype)
+    if deterministic and setting not in ("torch", "triton"):
         reason = "not supported with --deterministic: the shapes of its calls depend on the batch"
     if reason is not None:
-        raise ConfigError(f"--attention {wanted}: {reason}")
-    return wanted
+        raise ConfigError(f"--attention {setting}: {reason}")
+    return setting
 
 
 def attention_factory(name: str, attend: Function, steady: bool) -> Factory:
     """Return a function that makes the named backend; imports no other backend's packages.
 
     Args:
-        name: of the backend.
+        name: one of `NAMES`.
         attend: the reference of `extend_attention`, or its form in C.
         steady: a row's bits must not depend on other rows.
     """

@@ -53,13 +53,15 @@ class KeyPlace:
 
     def write(self, table: KeyTable, words: Int32Array, tail: int) -> int:
         """Write a table that fits, padded with keys that no row sees; return `tail`."""
-        used, tokens = len(table.slots), table.numbers.shape[1] - len(table.slots)
+        used = len(table.slots)
+        tokens = table.numbers.shape[1] - len(table.slots)
         slots, numbers = self.parts(words)
         slots[:used] = table.slots
         # A block that holds a cached key holds no key behind it that is not finite.
         slots[used : used + KEYS] = ZEROS
         slots[used + KEYS :] = UNUSED
-        numbers[::2], numbers[1::2] = NEVER, 0
+        numbers[::2] = NEVER
+        numbers[1::2] = 0
         numbers[:, :tokens] = table.numbers[:, :tokens]
         numbers[:, self.sizes.tokens : self.sizes.tokens + used] = table.numbers[:, tokens:]
         return tail
@@ -74,7 +76,8 @@ class HopperAttention:
     """An attention backend, for `GraphLauncher`; raises BuildError if the kernel is not there."""
 
     def __init__(self, config: DecoderConfig, pool: KVPool) -> None:
-        self.config, self.pool = config, pool
+        self.config = config
+        self.pool = pool
         self.group = config.num_heads // config.num_kv_heads
         self.kernel = load("attention", config.head_dim, self.group)
 
@@ -122,19 +125,25 @@ def key_table(batch: PackedBatch, page_size: int) -> KeyTable:
 
     A cached prefix stands there once for each run of segments that have it.
     """
-    starts, ends, request = batch.cu_seqlens[:-1], batch.cu_seqlens[1:], batch.request_of
-    behind, above = ends.copy(), batch.parent
+    starts = batch.cu_seqlens[:-1]
+    ends = batch.cu_seqlens[1:]
+    request = batch.request_of
+    behind = ends.copy()
+    above = batch.parent
     while (below := (above >= 0).nonzero()[0]).size:
         np.maximum.at(behind, above[below], ends[below])
         above = np.where(above >= 0, batch.parent[above], -1)
     own = np.stack([np.arange(batch.num_tokens), behind.repeat(ends - starts)])
 
     changed = (request[1:] != request[:-1]).nonzero()[0] + 1
-    before, now, pages = request[changed - 1], request[changed], batch.page_table
+    before = request[changed - 1]
+    now = request[changed]
+    pages = batch.page_table
     differ = (pages[before] != pages[now]).any(1)
     differ |= batch.prefix_lens[before] != batch.prefix_lens[now]
     first = np.concatenate([[0], changed[differ]])
-    lengths, bounds = batch.prefix_lens[request[first]], batch.cu_seqlens[[*first, len(request)]]
+    lengths = batch.prefix_lens[request[first]]
+    bounds = batch.cu_seqlens[[*first, len(request)]]
     run = np.arange(len(first)).repeat(lengths)
     page, offset = np.divmod(np.arange(len(run)) - (lengths.cumsum() - lengths)[run], page_size)
     slots = pages[request[first[run]], page] * page_size + offset

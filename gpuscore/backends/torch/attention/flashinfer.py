@@ -57,8 +57,13 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     slots = [prefix_slots(batch, request, page_size) for request in range(len(batch.prefix_lens))]
     ends = np.cumsum([0, *map(len, slots)])
     every = np.arange(ends[-1] + batch.num_tokens)  # places in the buffer
-    cached, packed = np.split(every[: ends[-1]], ends[1:-1]), every[ends[-1] :]
-    rows, keys, prefix_lens, positions, longest = [], [], [], [], []
+    cached = np.split(every[: ends[-1]], ends[1:-1])
+    packed = every[ends[-1] :]
+    rows = []
+    keys = []
+    prefix_lens = []
+    positions = []
+    longest = []
     groups = _groups(batch)
     heads = {p for _, p in groups if p >= 0 and batch.parent[p] < 0}
     for (request, parent), segments in groups.items():
@@ -110,12 +115,14 @@ class FlashInferAttention:
     def __init__(self, config: DecoderConfig, pool: KVPool) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        self.config, self.pool = config, pool
+        self.config = config
+        self.pool = pool
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.device)
         self.wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
 
     def prepare(self, batch: PackedBatch) -> "FlashInferPass":
-        layout, device = lay_out_items(batch, self.pool.page_size), self.pool.device
+        layout = lay_out_items(batch, self.pool.page_size)
+        device = self.pool.device
         if layout.longest.max(initial=0) > LONGEST_ITEM:
             raise ValueError(
                 f"an item has more than {LONGEST_ITEM} tokens, or all items of a request without a "

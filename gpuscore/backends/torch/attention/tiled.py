@@ -30,14 +30,16 @@ from gpuscore_kernels.extend_attention.config import config_for
 from gpuscore_kernels.row_functions.attention import KEYS
 
 # Tokens of a prompt, and prompts' lengths, whose tables are kept: up to some 24 KiB each.
-KEPT_TOKENS, KEPT = 1024, 512
+KEPT_TOKENS = 1024
+KEPT = 512
 
 
 class TritonAttention:
     """An attention backend; with `steady`, a row's tiles do not depend on other rows."""
 
     def __init__(self, config: DecoderConfig, pool: KVPool, *, steady: bool) -> None:
-        self.config, self.pool = config, pool
+        self.config = config
+        self.pool = pool
         tile_config = config_for(pool.device, config.head_dim, pool.dtype)
         self.tile_config = tile_config.steady() if steady else tile_config
         self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
@@ -190,8 +192,10 @@ class TorchPass:
     tables: list[DeviceTiles]  # of each layer
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        backend, config = self.backend, self.backend.config
+        backend = self.backend
+        config = self.backend.config
         how = config.attention_scale, config.attention_softcap
-        pool, table = backend.pool.layers[layer], self.tables[layer]
+        pool = backend.pool.layers[layer]
+        table = self.tables[layer]
         out: Tensor = backend.attend((q, k, v), pool, table, *how)
         return out

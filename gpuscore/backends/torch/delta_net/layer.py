@@ -10,8 +10,8 @@ from gpuscore.backends.torch.delta_net.layout import (
     DeltaLayout,
     StateSizes,
     StateTables,
+    largest_sizes,
     lay_out_states,
-    room_for,
 )
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.types.batch import PackedBatch
@@ -37,10 +37,10 @@ class DeltaNetBackend:
     """Linear layers of one model over one pool of states.
 
     Args:
-        config: of the model.
+        config: describes the model.
         pool: its states.
         compiler: makes the functions of `gpuscore_kernels.delta_net` fast.
-        impl: of these functions, without a compiler's.
+        impl: "triton" if siblings share chunks, as its kernels need.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class DeltaNetBackend:
         compiler: Compiler = eagerly,
         impl: Implementation = "reference",
     ) -> None:
-        self.config, self.pool, self._share = config, pool, impl == "triton"
+        self.config = config
+        self.pool = pool
+        self._share = impl == "triton"
         if config.delta_net is not None:
             self.convolve = compiler(convolve)
             self.keep_tails = compiler(keep_tails)
@@ -63,11 +65,11 @@ class DeltaNetBackend:
             return None
         return lay_out_states(batch, net.kernel, self._share)
 
-    def room(self, tokens: int, scored: int) -> StateSizes | None:
-        """Return the room for tables in a graph of these sizes."""
+    def state_sizes(self, tokens: int, scored: int) -> StateSizes | None:
+        """Return the sizes of the tables in a graph of so many tokens and scored rows."""
         if (net := self.config.delta_net) is None:
             return None
-        return room_for(tokens, scored, net.kernel)
+        return largest_sizes(tokens, scored, net.kernel)
 
     def planned(self, layout: DeltaLayout | None) -> "DeltaNetPass | None":
         """Return the layers over tables that are on the device already."""
@@ -90,18 +92,29 @@ class DeltaNetPass:
     net: DeltaNet
     layout: DeltaLayout
 
-    def run(self, layer: int, weights: DeltaWeights, product: Tensor) -> Tensor:
+    def run(self, layer: int, weights: DeltaWeights, projected: Tensor) -> Tensor:
         """Return the outputs [T, values] of a layer's projections [T, ...], before the last one."""
-        net, layout, model = self.net, self.layout, self.model
-        ends = net.convolved, product.shape[1] - 2 * net.num_value_heads
-        mixed, gate, gates = product.tensor_split(ends, dim=1)
-        tails, keys = model.pool.tails[layer], net.num_key_heads * net.key_dim
+        net = self.net
+        model = self.model
+        tails = model.pool.tails[layer]
+        ends = net.convolved, projected.shape[1] - 2 * net.num_value_heads
+        qkv, z, b_and_a = projected.tensor_split(ends, dim=1)
         convolved = model.convolve(
-            mixed, tails, layout.places, weights.conv, keys=keys, size=net.key_dim
+            qkv,
+            tails,
+            self.layout.places,
+            weights.conv,
+            keys=net.num_key_heads * net.key_dim,
+            size=net.key_dim,
         )
-        for kept in layout.kept:
-            model.keep_tails(mixed, tails, kept)
-        of_heads = gates, weights.decay, weights.bias
-        out = model.rule(convolved, *of_heads, layout.walks, model.pool.matrices[layer])
-        done: Tensor = model.gated_norm(out, gate, weights.norm, model.config.rms_norm_eps)
-        return done
+        for kept in self.layout.kept:
+            model.keep_tails(qkv, tails, kept)
+        out = model.rule(
+            convolved,
+            b_and_a,
+            weights.decay,
+            weights.bias,
+            self.layout.walks,
+            model.pool.matrices[layer],
+        )
+        return model.gated_norm(out, z, weights.norm, model.config.rms_norm_eps)

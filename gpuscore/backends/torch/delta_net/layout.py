@@ -32,7 +32,7 @@ class StateTables:
         places: [T, kernel - 1] of the rows that each row's convolution sees before itself.
         kept: [K, kernel] slots of tails, and places of the rows that go into each. The first
             `early` ones need rows of another slot, which later ones may overwrite.
-        chunks, begins, walks: as in `Walks`.
+        chunks, begins, walks: the fields of `Walks`.
         levels: how many walks each level has: at each depth those that go on, and the others.
         held: how many states are held.
         early: see `kept`.
@@ -49,7 +49,8 @@ class StateTables:
 
     @property
     def sizes(self) -> "StateSizes":
-        (rows, before), kept = self.places.shape, len(self.kept)
+        rows, before = self.places.shape
+        kept = len(self.kept)
         chunks = len(self.chunks) - 1
         return StateSizes(
             rows, before, chunks, self.levels, held=self.held, kept=kept, early=self.early
@@ -83,10 +84,10 @@ class StateSizes(NamedTuple):
     kept: int
     early: int
 
-    def fit(self, room: "StateSizes") -> bool:
-        """True if tables of these sizes can be written where there is this room."""
-        pairs = zip((*self.counts, *self.levels), (*room.counts, *room.levels), strict=False)
-        return len(self.levels) <= len(room.levels) and all(own <= most for own, most in pairs)
+    def fit(self, largest: "StateSizes") -> bool:
+        """True if tables of these sizes can be written in the places of the largest ones."""
+        pairs = zip((*self.counts, *self.levels), (*largest.counts, *largest.levels), strict=False)
+        return len(self.levels) <= len(largest.levels) and all(a <= b for a, b in pairs)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -114,17 +115,20 @@ class StatePlaces:
         fillings = -1, -1, tables.chunks[-1], 0  # chunks of no rows
         for part, table, filling in zip(self.parts, lists, fillings, strict=False):
             to = words[part].reshape(-1, *table.shape[1:])
-            to[: len(table)], to[len(table) :] = table, filling
+            to[: len(table)] = table
+            to[len(table) :] = filling
         walks = words[self.parts[-1]].reshape(-1, 3)
         walks[:] = 0, 0, -1
         start = first = 0
-        for room, count in zip(self.sizes.levels, tables.levels, strict=False):
+        for size, count in zip(self.sizes.levels, tables.levels, strict=False):
             walks[start : start + count] = tables.walks[first : first + count]
-            start, first = start + room, first + count
+            start = start + size
+            first = first + count
 
     def on_device(self, words: Tensor) -> DeltaLayout:
         """Return the tables that are in these words."""
-        before, early = self.sizes.before, self.sizes.early
+        before = self.sizes.before
+        early = self.sizes.early
         places, kept, chunks, begins, walks = (words[part] for part in self.parts)
         kept = kept.view(-1, before + 1)
         parts = tuple(part for part in (kept[:early], kept[early:]) if part.shape[0])
@@ -133,9 +137,12 @@ class StatePlaces:
         return DeltaLayout(places.view(-1, before), parts, chains)
 
 
-def room_for(tokens: int, scored: int, kernel: int) -> StateSizes:
-    """Return the room of a graph: for queries and their items, or items of cached queries, with
-    that many tokens and scored rows, for few kept states, and for few queries with items."""
+def largest_sizes(tokens: int, scored: int, kernel: int) -> StateSizes:
+    """Return the sizes of a graph's tables.
+
+    They are enough for queries and their items, or items of cached queries, with that many tokens
+    and scored rows, for few kept states, and for few queries with items.
+    """
     chunks = min(tokens, tokens // CHUNK_SIZE + 2 * scored + KEPT)
     going_on = min(scored, tokens // CHUNK_SIZE + HELD + KEPT)
     levels = going_on, scored, going_on, scored
@@ -149,7 +156,9 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
         ValueError: the state after a cached prefix is missing, or overwritten for others.
     """
     _check(batch)
-    bounds, parent, own = batch.cu_seqlens, batch.parent, np.arange(batch.num_tokens)
+    bounds = batch.cu_seqlens
+    parent = batch.parent
+    own = np.arange(batch.num_tokens)
     root = np.where(batch.prefix_lens > 0, batch.prefix_states, -1)[batch.request_of]
     tail = np.where(root >= 0, -1 - (root + 1) * (kernel - 1), -1)  # its last row
     before = own - 1
@@ -168,7 +177,8 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
     inner = np.unique(parent[parent >= 0])
     of_segment = np.zeros(len(parent), np.int64)
     of_segment[inner] = -2 - np.arange(len(inner))
-    depth, above = np.zeros(len(parent), np.int64), parent
+    depth = np.zeros(len(parent), np.int64)
+    above = parent
     while (above >= 0).any():
         depth += above >= 0
         above = np.where(above >= 0, parent[above], -1)
@@ -214,7 +224,8 @@ def _opens(bounds: Int32Array, alike: np.ndarray, share: bool) -> np.ndarray:
     if not share:
         return np.arange(len(alike))
     new = alike[1:, -1] | (alike[1:] != alike[:-1]).any(axis=1)
-    opens, ends = [], bounds[1:].tolist()
+    opens = []
+    ends = bounds[1:].tolist()
     for begin, end in pairwise((0, *(np.flatnonzero(new) + 1).tolist(), len(alike))):
         segment = begin
         while segment < end:

@@ -74,7 +74,8 @@ def _serve(
     rank: int,
 ) -> None:
     plan = plan_backend(Path(directory), ModelConfig(**config), rank)  # type: ignore[arg-type]
-    meet, turn = partial(send, sock, Kind.LOADED), Lock()
+    meet = partial(send, sock, Kind.LOADED)
+    turn = Lock()
     try:
         backend = TorchBackend(plan, group=RankGroup(plan.shard, plan.device, Path(path), meet))
         while True:

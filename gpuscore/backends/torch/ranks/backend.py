@@ -21,14 +21,14 @@ class ParallelBackend:
     device.
 
     Args:
-        plan: of rank 0.
+        plan: what rank 0 loads.
         lost: called with one line for people when a rank has ended.
 
     Attributes:
         own: the backend of rank 0.
 
     Raises:
-        ConfigError: as of `TorchBackend`, on any rank.
+        ConfigError: any rank's `TorchBackend` has raised it.
         DeviceLost: a rank has ended.
     """
 

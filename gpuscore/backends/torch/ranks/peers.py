@@ -29,7 +29,7 @@ class Peers:
     """Starts ranks 1 to `ranks` - 1 of a model; they end with this object, or with the process.
 
     Args:
-        plan: of rank 0; the other ranks make their plans from its settings.
+        plan: what rank 0 loads; the other ranks make their plans from its settings.
         lost: called once, with one line for people, when a rank ends that should not.
     """
 
@@ -38,7 +38,9 @@ class Peers:
         self._folder = tempfile.TemporaryDirectory(prefix="gpuscore-ranks-")
         self.path = Path(self._folder.name, "group")
         self.abort: Callable[[], None] = lambda: None  # ends rank 0's wait for the others
-        self._lock, self._closing, self._ended = Lock(), False, Event()
+        self._lock = Lock()
+        self._closing = False
+        self._ended = Event()
         self._cause: ConfigError | DeviceLost | None = None
         self._ranks = range(1, plan.shard.ranks)
         self._loaded = {rank: Event() for rank in self._ranks}
@@ -147,7 +149,8 @@ class Peers:
         looked = monotonic()
         while not (self._closing or self._ended.wait(BEAT)):
             # A pause of this process, or of the machine, is not the ranks' silence.
-            passed, looked = min(monotonic() - looked, 2 * BEAT), monotonic()
+            passed = min(monotonic() - looked, 2 * BEAT)
+            looked = monotonic()
             for rank in list(self._silence):
                 self._silence[rank] += passed
                 if self._silence[rank] > SILENT:
