@@ -141,7 +141,8 @@ def _add_command(
     run: Callable[[argparse.Namespace, Settings], int],
     model: str = "[MODEL] ",
 ) -> CommandParser:
-    usage, description = f"{name} {model}[OPTIONS]", f"{help[0].upper()}{help[1:]}."
+    usage = f"{name} {model}[OPTIONS]"
+    description = f"{help[0].upper()}{help[1:]}."
     return add_command(
         commands,
         name,

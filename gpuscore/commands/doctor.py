@@ -40,9 +40,8 @@ class Finding:
     """The outcome of one check.
 
     Args:
-        name: of the check.
         level: a problem keeps a server from starting; a warning makes it slower or limits it.
-        state: of the machine.
+        state: what was found.
         remedy: what to do; empty if nothing is needed.
     """
 

@@ -34,7 +34,7 @@ def print_info(settings: Settings, device_memory: int | None) -> None:
     """Print the model's facts, then all settings.
 
     Args:
-        settings: of `serve`.
+        settings: those of `serve`.
         device_memory: bytes of a CUDA device to plan for; None: the devices of this machine.
 
     Raises:
@@ -61,7 +61,8 @@ def _print_model(
     resolved: dict[str, object],
 ) -> None:
     chosen = chosen.located()
-    model, directory = chosen.config, chosen.directory
+    model = chosen.config
+    directory = chosen.directory
     rows = {"model": f"{model_name(model.model)} ({directory})"}
     if device_memory is None:
         (places,) = places_of_all([chosen], settings.make(EngineConfig).devices)
@@ -123,7 +124,7 @@ def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
     its weights' files and of its keys and values.
 
     Raises:
-        ConfigError: as `places_of_all`.
+        ConfigError: see `places_of_all`.
     """
     sought = [model.located() for model in chosen]
     rows: list[tuple[str, ...]] = [HEAD]
@@ -182,7 +183,8 @@ def _state_rows(pages: PagePlan) -> dict[str, str]:
 
 
 def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
-    count, pages = plan.num_pages, plan.pages
+    count = plan.num_pages
+    pages = plan.pages
     return {
         "device, dtype": f"a CUDA device with {mebibytes(plan.free_bytes)}, {plan.dtype}",
         "linear layers": described(plan.precision, plan.architecture.storage),

@@ -95,7 +95,8 @@ def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | Non
             body's text.
     """
     fields = _decoded(body, record, limits)
-    (first, queries), (second, documents) = _side(fields, FIRST), _side(fields, SECOND)
+    (first, queries) = _side(fields, FIRST)
+    (second, documents) = _side(fields, SECOND)
     fields.check_cut()
     texts: list[str | None] = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:

@@ -21,7 +21,8 @@ SPARE = 2**16  # values that no limit counts
 _COMMA, _QUOTE, _LIST = b',"['
 _MARKS = bytes(mark in b',"[]{}' for mark in range(256))
 _STEPS = np.zeros(256, np.int8)  # from a mark to how much deeper it leads
-_STEPS[[*b"[{"]], _STEPS[[*b"]}"]] = 1, -1
+_STEPS[[*b"[{"]] = 1
+_STEPS[[*b"]}"]] = -1
 _AT_INDEX = re.compile(r" - at `\$(?:\[(\d+)\])?([^`]*)`$")
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)

@@ -107,7 +107,7 @@ class DocumentRoom:
     """The place of a document in the prompts of one query.
 
     Args:
-        encoder: of the part of the prompt with the document.
+        encoder: encodes the part of the prompt with the document.
         head, tail: the text before and after the document in that part.
         limit: tokens of that part.
 
@@ -130,7 +130,9 @@ class DocumentRoom:
         """
         if self._free > SURE and self._first(document, self._free - SURE) == document:
             return document
-        fits, over, count = 0, len(document) + 1, max(1, self._free)  # in tokens
+        fits = 0
+        over = len(document) + 1
+        count = max(1, self._free)  # in tokens
         while over - fits > 1:
             short = self._first(document, count)
             try:

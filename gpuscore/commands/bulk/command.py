@@ -31,7 +31,7 @@ from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.serving import load_model, read_files
 
 EXIT_OK, EXIT_FAILED, EXIT_SIGNAL = 0, 1, 128  # plus the signal's number
-TOLD_EVERY = 30.0  # seconds of scoring
+REPORT_EVERY = 30.0  # seconds of scoring
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -39,7 +39,7 @@ class Progress:
     """The progress of one run, told in lines on standard error.
 
     Attributes:
-        rows: of the input; 0 until they are counted.
+        rows: rows of the input; 0 until they are counted.
         done: rows that have a result, of this run or an earlier one.
         scored: rows that this run has scored or found bad.
         loading, scoring: seconds that this run took to load the model, and to score.
@@ -49,7 +49,7 @@ class Progress:
     def __init__(self) -> None:
         self.rows = self.done = self.scored = self.bad = self.failed = 0
         self.loading = self.scoring = 0.0
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
 
     def begin(self, rows: int, done: int) -> None:
         """Note what there is to do, and begin to load the model."""
@@ -60,15 +60,17 @@ class Progress:
 
     def loaded(self) -> None:
         now = time.monotonic()
-        self.loading, self._began, self._told = now - self._began, now, now
+        self.loading = now - self._began
+        self._began = self._reported = now
 
     def add(self, rows: int) -> None:
         """Count rows that have a result now; tell of them once in a while."""
-        self.done, self.scored = self.done + rows, self.scored + rows
+        self.done += rows
+        self.scored += rows
         now = time.monotonic()
         self.scoring = now - self._began
-        if now - self._told >= TOLD_EVERY:
-            self._told = now
+        if now - self._reported >= REPORT_EVERY:
+            self._reported = now
             rate = self.scored / self.scoring
             left = timedelta(seconds=round((self.rows - self.done) / rate))
             self.say(f"{self.done} of {self.rows} rows, {rate:.1f} rows/s, {left} left")
@@ -103,7 +105,7 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     """Run or continue the job of the command line; return the exit code.
 
     Raises:
-        ConfigError, GpuscoreError, EngineFailed: as `run_job`.
+        ConfigError, GpuscoreError, EngineFailed: those of `run_job`.
     """
     options = read_options(values)
     progress = Progress()
@@ -176,7 +178,7 @@ def run_job(
     """Run a job to its end.
 
     Args:
-        settings: by name, what a run that goes on must have in common with the first run.
+        settings: what a run that goes on must have in common with the first run.
         loading: starts the model; not called if all rows are scored already.
 
     Raises:

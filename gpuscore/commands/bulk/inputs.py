@@ -34,8 +34,7 @@ class Block:
     """Consecutive rows of the input, at most BLOCK_ROWS.
 
     Attributes:
-        numbers: of the lines on which the rows begin, or of the rows in Parquet; from 1.
-        rows: of Parquet, with the columns that are read.
+        numbers: the lines on which the rows begin, or the rows in Parquet; from 1.
         table: all columns of Parquet.
     """
 

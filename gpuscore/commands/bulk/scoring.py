@@ -59,7 +59,6 @@ class Unit:
     """Some rows on their way.
 
     Attributes:
-        record: of their request.
         made: the request, or why it cannot be made.
         losses: engines that had it in flight.
     """
