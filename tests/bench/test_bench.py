@@ -226,7 +226,8 @@ def test_what_cannot_be_run_is_told_in_one_line(words, said, code, capsys):
 
 
 def test_a_server_that_it_starts_has_the_time_that_the_client_waits():
-    body = {"query": [1, 2], "items": [[3] * 20] * 3000, "label_token_ids": [4]}
+    items = [[i % 400, i // 400, *[3] * 18] for i in range(3000)]
+    body = {"query": [1, 2], "items": items, "label_token_ids": [4]}
     with started("demo", " ".join(QUICK), patience=0.1) as url:
         answer = httpx.post(f"{url}/v1/score", json=body, timeout=60)
     assert (answer.status_code, "after 0.1 seconds" in answer.text) == (504, True), answer.text
