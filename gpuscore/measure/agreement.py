@@ -21,7 +21,7 @@ class Agreement:
     Attributes:
         reference, got: what scored.
         log_p: differences of log-probabilities.
-        mean: of their sizes, with an interval by bootstrap over queries.
+        mean: their mean size, with an interval by bootstrap over queries.
         p: largest difference of a probability or label mass.
         tau: smallest Kendall's tau-b of the rankings; None: there is none.
         inversions: pairs with a clear gap whose order differs.
@@ -84,7 +84,8 @@ def _asked(case: Case) -> BoolArray:
 
 
 def _sizes_by_query(reference: Measured, got: Measured) -> list[Float64Array]:
-    numbers, groups = query_numbers(_cases(got)), defaultdict(list)
+    numbers = query_numbers(_cases(got))
+    groups = defaultdict(list)
     for case in _cases(got):
         groups[numbers[case.name]].append(np.abs(_of_case(case, reference, got)))
     return [np.concatenate(parts) for parts in groups.values()]

@@ -22,8 +22,7 @@ class Api:
     """One API.
 
     Attributes:
-        name: as --api takes it.
-        path: of the route.
+        name: the value of --api.
         gives: probabilities of EVERY label that is asked for or of the FIRST, or that of the BEST
             token whatever is asked for.
         body: makes a request of a model's name and label ids.

@@ -219,6 +219,6 @@ def _add(commands: Any, name: str, usage: str, help: str, epilog: str = "") -> C
         return code
 
     ending = "" if name == "parity record" else "\nExit code 1: scores are wrong."
-    text, examples = f"{help[0].upper()}{help[1:]}.{ending}", EXAMPLES[name] + epilog
-    usage, name = f"{name} {usage}", name.split()[-1]
-    return add_command(commands, name, usage, help, description=text, epilog=examples, run=run)
+    text = f"{help[0].upper()}{help[1:]}.{ending}"
+    words = {"description": text, "epilog": EXAMPLES[name] + epilog}
+    return add_command(commands, name.split()[-1], f"{name} {usage}", help, run=run, **words)

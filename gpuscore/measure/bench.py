@@ -50,7 +50,8 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
             runner.run()
         except KeyboardInterrupt:  # what was measured is kept
             facts["interrupted"] = True
-    servers, rows = tuple(target.server for target in targets), runner.rows()
+    servers = tuple(target.server for target in targets)
+    rows = runner.rows()
     print()
     said = {"Run": facts, **{server.name: facts_of(server) for server in servers}}
     conclude(values.report, "gpuscore bench", tables(rows, {}), judged(servers), facts=said)

@@ -22,7 +22,8 @@ from gpuscore.measure.report import write
 from gpuscore.measure.results import CaseResult, Measured, sha256
 from gpuscore.measure.workload import Case
 
-FORMAT, DIGEST = "gpuscore bundle 3", "sha256"
+FORMAT = "gpuscore bundle 3"
+DIGEST = "sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,9 @@ def read_bundle(path: Path) -> Bundle:
                 f"{path} was changed after it was written: its SHA-256 is not the one in it"
             )
         bundle = msgspec.convert(
-            _told(content), Bundle, dec_hook=lambda _, value: np.array(value, dtype=np.float64)
+            _without_nulls(content),
+            Bundle,
+            dec_hook=lambda _, value: np.array(value, dtype=np.float64),
         )
         for server in bundle.servers:
             for case in server.workload.cases if server.workload is not None else ():
@@ -70,11 +73,11 @@ def read_bundle(path: Path) -> Bundle:
     return bundle
 
 
-def _told(value: Any) -> Any:
+def _without_nulls(value: Any) -> Any:
     """Return JSON without the nulls of objects, in whose place the defaults are."""
     if isinstance(value, dict):
-        return {name: _told(inner) for name, inner in value.items() if inner is not None}
-    return [_told(inner) for inner in value] if isinstance(value, list) else value
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _digest(content: Mapping[str, Any]) -> str:

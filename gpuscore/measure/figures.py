@@ -22,8 +22,8 @@ class Shot:
     """One measurement of a way.
 
     Attributes:
-        seconds: from the first arrival to the last answer.
-        items, requests: that were answered.
+        seconds: time between the first arrival and the last answer.
+        items, requests: how many were answered.
         latencies: [requests] in milliseconds, of the requests that were answered.
         refused: requests that got 429.
         late: 99th percentile of the time by which requests were sent late, in milliseconds.
@@ -85,16 +85,14 @@ class Row:
     """The figures of one way on one server; a row with an error has none.
 
     Attributes:
-        scenario, way, shape, server: their names.
         rates: items per second of each measurement.
         requests_per_second: median of the measurements.
-        latencies: of all measurements, in milliseconds.
+        latencies: those of all measurements, in milliseconds.
         refused: requests that got 429.
-        notes: for people.
         error: why there are no figures.
         late: 99th percentile of the time by which arrivals were sent late, in milliseconds; NaN:
             requests were kept in flight.
-        published: in place of latencies the average of a report, perhaps with PERCENTILES.
+        published: the average of a report, perhaps with PERCENTILES; it has no latencies then.
     """
 
     scenario: str

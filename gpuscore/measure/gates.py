@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from gpuscore.measure.agreement import Agreement, agree, log_p_differences, mass_error
 from gpuscore.measure.results import EIGHT_BITS, Measured, errors
 
-RELATIVE, MASS = 1.5, 1e-6
+RELATIVE = 1.5
+MASS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,9 @@ class Limits:
     """Limits on the differences of two that scored.
 
     Attributes:
-        gate: its name.
-        maximum, p99, median: in log p.
+        maximum, p99, median: differences of log p.
         probability: largest difference of a probability.
-        packed: in log p, of an item alone and in company.
+        packed: difference of log p between an item alone and in company.
     """
 
     gate: str
@@ -95,12 +95,14 @@ def judge(
     if rounded is not None and kind(second) == "half":
         theirs = errors(log_p_differences(first, rounded))
         sizes = (RELATIVE * size for size in (theirs.maximum, theirs.p99, theirs.median))
-        limits, subject = Limits("relative", *sizes), second.name
+        limits = Limits("relative", *sizes)
+        subject = second.name
     else:
         exactness = list(LIMITS)
         if exactness.index(kind(second)) < exactness.index(kind(first)):
             first, second = second, first
-        limits, subject = LIMITS[kind(second)], f"{second.name} against {first.name}"
+        limits = LIMITS[kind(second)]
+        subject = f"{second.name} against {first.name}"
     found = agree(first, second, 2 * limits.p99)
     size = _within(subject, found, limits)
     return found, [size, _rank(subject, found, limits), _label_mass(subject, first, second)]

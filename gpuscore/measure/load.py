@@ -56,7 +56,8 @@ class Connection:
     """A keep-alive connection for one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader = reader
+        self._writer = writer
         self._http = h11.Connection(h11.CLIENT)
         self.idle_since = 0.0
 
@@ -70,7 +71,9 @@ class Connection:
         Raises:
             OSError, h11.RemoteProtocolError: there is none.
         """
-        http, status, parts = self._http, LOST, list[bytes]()
+        http = self._http
+        status = LOST
+        parts = list[bytes]()
         self._writer.write(
             (http.send(head) or b"")
             + (http.send(h11.Data(data=body)) or b"")
@@ -94,19 +97,15 @@ class Connection:
 
 
 class LoadGenerator:
-    """Sends requests and records their ends.
-
-    Args:
-        url: of the API.
-        key: of the server, or None.
-        bodies: of the requests.
-        patience: seconds without any answer after which all requests in flight count as lost.
-    """
+    """Sends requests and records their ends. After `patience` seconds without any answer, all
+    requests in flight count as lost."""
 
     def __init__(
         self, url: httpx.URL, key: str | None, bodies: Sequence[bytes], patience: float
     ) -> None:
-        self._url, self._bodies, self._patience = url, bodies, patience
+        self._url = url
+        self._bodies = bodies
+        self._patience = patience
         headers = authorized(key) | {"Content-Type": "application/json"}
         self._heads = [
             h11.Request(method="POST", target=url.raw_path, headers=request.headers.raw)
@@ -181,7 +180,8 @@ class LoadGenerator:
                 tasks.create_task(one(number, start + offset))
 
     async def _ask(self, number: int, due: float) -> None:
-        record, body = self.record, self._bodies[number]
+        record = self.record
+        body = self._bodies[number]
         record.due[number] = due
         if not self._in_flight:
             self._be_patient()  # nothing was waited for

@@ -87,13 +87,8 @@ class Oracle:
 
 
 def _case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array) -> CaseResult:
-    """Compute scores, independently of gpuscore's own code for them.
-
-    Args:
-        case: the request.
-        label_logits: of each item, [its labels].
-        lse: [N] log-sum-exp over the vocabulary.
-    """
+    """Compute scores, independently of gpuscore's own code for them, from each item's label logits
+    and `lse`, the log-sum-exp over the vocabulary [N]."""
     values = np.full((len(label_logits), max(map(len, label_logits))), np.nan)
     mass = np.zeros(len(label_logits))
     for row, logits in enumerate(label_logits):

@@ -27,7 +27,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
 
     from gpuscore.measure.oracle import run_oracle
 
-    facts = _told(config.model, workload)
+    facts = _print_facts(config.model, workload)
     dtypes = dict.fromkeys(("float32", plan.dtype_name))
     references = [run_oracle(directory, config, dtype, workload) for dtype in dtypes]
     found = judged([run_workload(config, plan, workload)], references)
@@ -44,7 +44,7 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
             if settings.chosen[name].source != DEFAULT:
                 raise ConfigError(f"--{name} is set beside --oracle, which runs transformers")
     config, directory, plan, workload = _prepared(values, settings)
-    _told(config.model, workload)
+    _print_facts(config.model, workload)
     if values.oracle:
         from gpuscore.measure.oracle import run_oracle
 
@@ -73,7 +73,8 @@ def _prepared(
     config = settings.make(ModelConfig)
     directory = model_directory(config.model, config.revision, config.adapter)
     plan = plan_backend(directory, config)
-    tokenizer, model = read_tokenizer(directory), plan.architecture.config
+    tokenizer = read_tokenizer(directory)
+    model = plan.architecture.config
     if model.classes is not None:
         raise ConfigError(
             f"config.json: architectures is {model.architecture!r}; supported by this comparison: "
@@ -85,7 +86,7 @@ def _prepared(
     return config, directory, plan, workload
 
 
-def _told(model: str, workload: Workload) -> dict[str, Any]:
+def _print_facts(model: str, workload: Workload) -> dict[str, Any]:
     """Print and return what is scored."""
     queries = len(set(query_numbers(workload.cases).values()))
     longest = max(len(ids) for case in workload.cases for ids in case.prompt_ids())

@@ -25,8 +25,7 @@ def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[ResultTable
     With several servers, the others are relative to the first.
 
     Args:
-        rows: of one or several bundles.
-        prices: per hour, by the server's name.
+        prices: dollars per hour, by the server's name.
     """
     first = rows[0].server if rows else ""
     groups: dict[tuple[str, str], list[Row]] = {}

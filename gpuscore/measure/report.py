@@ -36,9 +36,6 @@ class ResultTable:
     """A table with a title and notes.
 
     Attributes:
-        title: above it.
-        head, rows: of cells that are text.
-        notes: below it.
         names: number of first columns, which say what a row is.
         words: cells are sentences, which a page aligns to the left.
     """
@@ -56,7 +53,7 @@ class ResultTable:
 
     def _blocks(self) -> Iterable[str]:
         """Yield the table; columns beyond the width follow below, after the names again."""
-        columns = [[*map(_cut, column)] for column in zip(self.head, *self.rows, strict=True)]
+        columns = [[*map(_shortened, column)] for column in zip(self.head, *self.rows, strict=True)]
         names, rest = columns[: self.names], columns[self.names :]
         while rest:
             shown = [*names, rest.pop(0)]
@@ -91,7 +88,7 @@ def filled(
     return ResultTable(title, head, lines, notes, names=2)
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= NAME else f"{text[:12]}…{text[-(NAME - 13) :]}"
 
 
@@ -105,11 +102,8 @@ def conclude(
     """Print tables and verdicts, and write the page if `path` names one; return the exit code.
 
     Args:
-        path: of the page.
-        title: of the page.
-        times: tables.
         judged: agreement of scores, one row each, and the verdicts on them.
-        facts: for people, by what they are about.
+        facts: what the page says about each subject.
 
     Raises:
         ConfigError: the page cannot be written.

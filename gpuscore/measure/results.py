@@ -55,8 +55,7 @@ class Measured:
     """A server, or a backend in process, perhaps with its scores of a workload.
 
     Attributes:
-        name: as in the tables.
-        model: its name.
+        name: what the tables call it.
         dtype: "float32", another format, or "unknown".
         api: name of the API that is timed.
         vocab: number of valid token ids; None: not told.
@@ -65,8 +64,8 @@ class Measured:
         alone: largest difference in log p between items scored alone and `results`; None: no item
             was scored alone.
         deterministic: it promises the same bits in every batch.
-        precision: of linear layers, "full" or one of EIGHT_BITS.
-        digests: of the model's files, where they are at hand.
+        precision: how linear layers multiply, "full" or one of EIGHT_BITS.
+        digests: the digests of the model's files, where they are at hand.
     """
 
     name: str

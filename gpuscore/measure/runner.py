@@ -38,17 +38,19 @@ class Timed:
 
     def row(self) -> Row:
         """Return the row, with figures if there are any."""
-        scenario, way = self.scenario, self.way
-        notes, shape, total = [], str(way.shape), way.requests
-        if scenario.asks:
-            shape = f"{len(scenario.asks)} texts"
-            total = sum(len(list(ask.chunks(way.chunk))) for ask in scenario.asks)
+        way = self.way
+        notes = []
+        shape = str(way.shape)
+        total = way.requests
+        if asks := self.scenario.asks:
+            shape = f"{len(asks)} texts"
+            total = sum(len(list(ask.chunks(way.chunk))) for ask in asks)
         if way.sent < total and self.error is None:
             rest = "; the later ones tell the time of the others" if way.chunk is not None else ""
             notes.append(f"{way.sent:,} of {total:,} requests{rest}")
         if way.in_flight > way.sent:
             notes.append(f"only {way.sent:,} in flight, because no more are sent")
-        names = scenario.name, way.name, shape, self.target.server.name
+        names = self.scenario.name, way.name, shape, self.target.server.name
         row = Row(*names, notes=tuple(notes), error=self.error)
         return row if self.error or not self.shots else measured(row, self.shots, bool(way.rate))
 
@@ -57,9 +59,7 @@ class BenchRun:
     """Samples and times targets; `rows` has what was measured so far.
 
     Args:
-        targets: in the order of the tables.
-        scenarios: to run.
-        options: of the command line.
+        targets: the servers, in the order of the tables.
         say: called with a line for people.
     """
 
@@ -70,7 +70,9 @@ class BenchRun:
         options: argparse.Namespace,
         say: Callable[[str], None],
     ) -> None:
-        self.targets, self.options, self._say = targets, options, say
+        self.targets = targets
+        self.options = options
+        self._say = say
         self.scenarios = [scenario.scaled(options.scale) for scenario in scenarios]
         self._timed: list[Timed] = []
         self._vocab = min(target.server.vocab or SAMPLE_IDS for target in targets)
@@ -148,15 +150,15 @@ class BenchRun:
 
     def _shot(self, timed: Timed, number: int) -> Shot:
         """Measure a way once; raise ValueError with the reason if an answer has no scores."""
-        way, api = timed.way, timed.api
+        way = timed.way
         asks = self._draws.requests(timed.scenario, way, number)
         due = None if way.rate is None else self._draws.arrivals(way, number)[: len(asks)]
-        record = timed.target.send(api, asks, way.in_flight if due is None else due)
+        record = timed.target.send(timed.api, asks, way.in_flight if due is None else due)
         if (bad := failed(record)) is not None:
             count = int((~np.isin(record.status, (200, 429))).sum())
             raise ValueError(f"{count} of {len(asks)} requests failed: {trouble(record, bad)}")
         for place in np.flatnonzero(record.status == 200).tolist():
-            api.read(record.bodies[place], asks[place])
+            timed.api.read(record.bodies[place], asks[place])
         shot = Shot.of(record, [len(ask.items) * ask.candidates for ask in asks])
         if not shot.requests:
             raise ValueError(f"all {len(asks)} requests were refused: {trouble(record, 0)}")
@@ -180,7 +182,8 @@ class BenchRun:
 
     def _capacity(self, timed: Timed) -> float:
         """Return the requests per second with PROBED requests in flight."""
-        shape, count = timed.way.shape, max(PROBED, round(4 * PROBED * self.options.scale))
+        shape = timed.way.shape
+        count = max(PROBED, round(4 * PROBED * self.options.scale))
         shot = self._shot(replace(timed, way=Way("capacity", shape, count, in_flight=PROBED)), 0)
         rate = shot.requests / shot.seconds
         self._say(f"{timed.target.server.name}: capacity {rate:.1f} requests/s of {shape}")
@@ -191,7 +194,8 @@ class BenchRun:
 
         The rate is doubled from a quarter of the capacity, then the interval is halved.
         """
-        rate, held, lost = self._capacity(timed) / 4, 0.0, 0.0
+        rate = self._capacity(timed) / 4
+        held, lost = 0.0, 0.0
         least = rate / 16
         best: tuple[Way, Shot] | None = None
         for _ in range(2 * STEPS):

@@ -22,9 +22,7 @@ def run_workload(config: ModelConfig, plan: Plan, workload: Workload) -> Measure
     """Score every case once, in order; then score items of the longest list alone.
 
     Args:
-        config: of the backend.
         plan: says what "auto" in it means on this machine.
-        workload: the requests.
 
     Raises:
         ConfigError: the model cannot be served.

@@ -44,11 +44,13 @@ def _scored(target: HttpTarget, case: Case, chunk: int | None) -> CaseResult:
     """Score a case, `chunk` items a request; raise ValueError with the server's words."""
     api = APIS[target.server.api]
     asks = [*BenchRequest(case.query, case.items).chunks(chunk)]
-    labels, shape = case.label_ids[0], (len(case.items), len(case.label_ids[0]))
+    labels = case.label_ids[0]
+    shape = (len(case.items), len(case.label_ids[0]))
     parts = []
     # Where only the first label has a score, each of them is asked for as the first one.
     for first in range(len(labels) if api.gives != EVERY else 1):
-        record, rows = target.send(api, asks, labels=[*labels[first:], *labels[:first]]), Rows()
+        record = target.send(api, asks, labels=[*labels[first:], *labels[:first]])
+        rows = Rows()
         for number, ask in enumerate(asks):
             if record.status[number] != 200:
                 raise ValueError(trouble(record, number))

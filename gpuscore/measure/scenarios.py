@@ -40,8 +40,8 @@ class Shape:
     Attributes:
         static: first tokens of the query, the same in all requests of a run.
         new: further tokens of the query, different in each request.
-        items: their number.
-        item: of each item.
+        items: number of items.
+        item: tokens of each item.
     """
 
     static: int
@@ -59,17 +59,16 @@ class Way:
     """One way to send the requests of a scenario.
 
     Attributes:
-        name: as in the table.
-        shape: of each request, before it is divided.
+        shape: the lengths of each request, before it is divided.
         count: requests of one measurement.
         chunk: most items of a request, which is divided into several; None: all items.
         in_flight: requests that are kept in flight.
         rate: arrivals per second of a Poisson process, instead of `in_flight`.
-        seconds: of arrivals.
+        seconds: how long requests arrive.
         cold: the static tokens are different in each request, too.
         decodes: sent as /v1/completions, which reads the prompts and decodes a token.
-        candidates: of each item, which is a set of them if they are several.
-        share: of the requests that are sent.
+        candidates: how many each item has; several are a set.
+        share: the part of the requests that is sent.
     """
 
     name: str
@@ -195,12 +194,12 @@ class Draws:
     """Draws requests, the same for all servers, and never the same twice.
 
     Args:
-        seed: of the run.
         vocab: token ids are below it.
     """
 
     def __init__(self, seed: int, vocab: int) -> None:
-        self._seed, self._vocab = seed, vocab
+        self._seed = seed
+        self._vocab = vocab
 
     def requests(self, scenario: Scenario, way: Way, number: int) -> list[BenchRequest]:
         """Return the requests of a way's measurement with this number, already divided."""

@@ -34,7 +34,10 @@ class HttpTarget:
     """
 
     def __init__(self, url: str, key: str | None, server: Measured, patience: float) -> None:
-        self.server, self._url, self._key, self._patience = server, url, key, patience
+        self.server = server
+        self._url = url
+        self._key = key
+        self._patience = patience
         self.wrong: dict[str, str] = {}
 
     def send(
@@ -47,8 +50,6 @@ class HttpTarget:
         """Send requests; return when all are answered.
 
         Args:
-            api: of the requests.
-            asks: the requests.
             pace: requests that are kept in flight, or the seconds at which each is due.
             labels: ids of labels that are asked for.
         """
@@ -61,10 +62,9 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
     """Find out what a server is by asking it.
 
     Args:
-        name: of the run.
-        url, key: of the server.
-        values: of the command line, which hold for all servers: `api`, which is that of the first
-            answer if it is None, `served_model`, `vocab_size`, and `patience`, in seconds.
+        name: what the tables call it.
+        values: options, which hold for all servers: `api`, which is that of the first answer
+            if it is None, `served_model`, `vocab_size`, and `patience`, in seconds.
 
     Raises:
         UsageError: the URL is invalid, or no API answers; with the server's words.
@@ -77,7 +77,7 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
     except httpx.InvalidURL as error:
         raise UsageError(f"--url {url}: {error}") from error
     with http:
-        info = _told(http, "/info")
+        info = _get_json(http, "/info")
         model = values.served_model or _first_model(http) or str(info.get("model_id", "default"))
         api = _answering(http, url, [values.api] if values.api else list(APIS), model)
     ours = info.get("gpuscore")
@@ -92,7 +92,7 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
     return HttpTarget(base, key, server, values.patience)
 
 
-def _told(http: httpx.Client, path: str) -> dict[str, Any]:
+def _get_json(http: httpx.Client, path: str) -> dict[str, Any]:
     """Return the JSON object of a route; empty if it is not there."""
     try:
         answer = http.get(path)
@@ -103,7 +103,7 @@ def _told(http: httpx.Client, path: str) -> dict[str, Any]:
 
 
 def _first_model(http: httpx.Client) -> str | None:
-    data = _told(http, "/v1/models").get("data")
+    data = _get_json(http, "/v1/models").get("data")
     first = data[0] if isinstance(data, list) and data else {}
     return str(first["id"]) if isinstance(first, dict) and "id" in first else None
 

@@ -111,7 +111,7 @@ def make_workload(
 
     Args:
         size: a name of `SIZES`, or `TEXT`, or `SAMPLE`.
-        seed: of the random token ids; 0 for `TEXT` and `SAMPLE`, which have none.
+        seed: draws the random token ids; 0 for `TEXT` and `SAMPLE`, which have none.
         vocab_rows: valid ids are 0 <= id < vocab_rows.
         context: largest number of tokens of a prompt.
         tokenizer: the model's, or None; only `TEXT` needs it.
@@ -171,7 +171,8 @@ def read_texts(path: Path, name: str) -> list[QueryTexts]:
     Raises:
         UsageError: it cannot be read; `name` and the line's number are part of the message.
     """
-    decode, texts = msgspec.json.Decoder(QueryTexts).decode, []
+    decode = msgspec.json.Decoder(QueryTexts).decode
+    texts = []
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -208,7 +209,10 @@ class _IdCases:
     """
 
     def __init__(self, rng: np.random.RandomState, size: Size, vocab: int, context: int) -> None:
-        self.rng, self.size, self.vocab, self.context = rng, size, vocab, context
+        self.rng = rng
+        self.size = size
+        self.vocab = vocab
+        self.context = context
         self.labels = [int(id) for id in rng.choice(vocab, 3, replace=False)]
 
     def all(self) -> tuple[Case, ...]:
@@ -278,7 +282,8 @@ def _sentence_cases(tokenizer: "Tokenizer | None", vocab: int, context: int) -> 
         )
     texts = read_texts(SENTENCES, "sentences")
     every = [sentence for entry in texts for sentence in entry.items]
-    first, second, page = texts[0].query, texts[1].query, " ".join(every[:PAGE])
+    first, second = texts[0].query, texts[1].query
+    page = " ".join(every[:PAGE])
     questions = [f"Question: {entry.query}{AFTER}" for entry in texts[:4]]
     before = f"{ASKED}Question: {second}{AFTER}"
     softmax = {"apply_softmax": True, "temperature": 2.5}

@@ -8,7 +8,9 @@ import ctypes
 import gc
 import os
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8  # mallopt(3)
 NEVER = -1  # M_TRIM_THRESHOLD: only `trim` gives the end of the heap back
 KEPT = 1 << 30  # bytes; larger blocks are few, and still go back at once
 # The environment's ways to set the same thresholds, which come first.

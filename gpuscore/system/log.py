@@ -32,7 +32,8 @@ def log_line(record: logging.LogRecord, style: LogFormat = "json") -> bytes:
 
     An exception appears with its type and traceback only: its message may quote a caller's text.
     """
-    level, message = record.levelname.lower(), record.getMessage()[:MAX_MESSAGE]
+    level = record.levelname.lower()
+    message = record.getMessage()[:MAX_MESSAGE]
     raised: dict[str, str] = {}
     if record.exc_info and record.exc_info[0] is not None:
         trace = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
@@ -56,7 +57,8 @@ class LogWriter:
     def __init__(self, descriptor: int = _STANDARD_ERROR, capacity: int = _CAPACITY) -> None:
         self.dropped = 0
         self.style: LogFormat = "text" if os.isatty(descriptor) else "json"
-        self._descriptor, self._capacity = descriptor, capacity
+        self._descriptor = descriptor
+        self._capacity = capacity
         self._lines: deque[bytes] = deque()
         self._torn = False  # the last line that was written may lack its end
         self._wake, self._closing = threading.Event(), threading.Event()
