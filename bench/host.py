@@ -37,8 +37,6 @@ from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.attention.tiled import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.decoder import Decoder
-from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
-from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.kv_pool import KVPool
@@ -93,10 +91,8 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
         pool = KVPool(architecture.config, 1, LIMITS.page_size, dtype, device)
         pool.device = torch.device("cuda")  # by which attention chooses its tiles
         attention = TritonAttention(architecture.config, pool, steady=False)
-        states = StatePool(architecture.config, 1, dtype, device)
-        linear = DeltaNetBackend(architecture.config, states, in_triton, "triton")
         launcher = GraphLauncher(
-            decoder, attention, linear, queue=HostQueue(), graph_tokens=GRAPH_TOKENS
+            decoder, attention, None, queue=HostQueue(), graph_tokens=GRAPH_TOKENS
         )
         launcher._graphs = dict.fromkeys(launcher.buckets, _nothing)
         hidden = torch.zeros(LIMITS.max_tokens, HIDDEN, dtype=dtype)

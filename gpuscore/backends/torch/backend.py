@@ -222,7 +222,9 @@ class TorchBackend:
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, device=plan.device)
         attention = self._attention(config, pool)
         states = StatePool(config, num_states, plan.dtype, plan.device)
-        linear = DeltaNetBackend(config, states, self._compiler, self._impl)
+        linear = None
+        if config.delta_net is not None:
+            linear = DeltaNetBackend(config, states, self._compiler, self._impl)
         if plan.graph_tokens is None:
             return PlainLauncher(
                 decoder, pool, attention, linear, head=self._head, by_rows=self._by_rows

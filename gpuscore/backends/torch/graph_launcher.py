@@ -74,7 +74,7 @@ class GraphLauncher(Launcher):
         self,
         decoder: Decoder,
         attention: TableAttention,
-        linear: DeltaNetBackend,
+        linear: DeltaNetBackend | None,
         *,
         queue: Queue,
         graph_tokens: int,
@@ -90,7 +90,9 @@ class GraphLauncher(Launcher):
         self._graphs: dict[Bucket, Replay] = {}
         self._places_of = {
             bucket: Places.of(
-                bucket, attention.places, linear.state_sizes(bucket.tokens, bucket.scored)
+                bucket,
+                attention.places,
+                None if linear is None else linear.state_sizes(bucket.tokens, bucket.scored),
             )
             for bucket in self.buckets
         }
@@ -175,7 +177,7 @@ class GraphLauncher(Launcher):
 
     def _plan(self, batch: PackedBatch) -> PlannedBatch:
         tables = self.attention.tables(batch)
-        states = self.linear.tables(batch)
+        states = None if self.linear is None else self.linear.tables(batch)
         sizes = None if states is None else states.sizes
         return PlannedBatch(batch, tables, states, *self._places(batch, tables, sizes))
 
@@ -237,7 +239,7 @@ class GraphLauncher(Launcher):
             bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
         )
         tables = self.attention.tables(batch)
-        states = self.linear.tables(batch)
+        states = None if self.linear is None else self.linear.tables(batch)
         words = np.empty(self._num_words(batch, tables, places), np.int32)
         end = write(PlannedBatch(batch, tables, states, places), words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
@@ -247,11 +249,13 @@ class GraphLauncher(Launcher):
         """Return hidden states of the scored rows after the final norm."""
         attention = self.attention.on_device(places.tables, words)
         nothing = words[:0]
-        states = places.states
+        linear_attn = None
+        if self.linear is not None and places.states is not None:
+            linear_attn = self.linear.planned(places.states.on_device(words))
         context = ForwardContext(
             attention,
             KeptRows(self.pool, nothing, nothing, words[places.slots], read=attention.read),
-            self.linear.planned(None if states is None else states.on_device(words)),
+            linear_attn,
             num_tokens=words[places.num_tokens],
             num_scored=words[places.num_scored],
         )

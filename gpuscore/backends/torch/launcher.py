@@ -119,7 +119,7 @@ class PlainLauncher(Launcher):
         decoder: Decoder,
         pool: KVPool,
         attention: AttentionBackend,
-        linear: DeltaNetBackend,
+        linear: DeltaNetBackend | None,
         *,
         head: Head,
         by_rows: ByRows,
@@ -136,7 +136,7 @@ class PlainLauncher(Launcher):
         context = ForwardContext(
             self.attention.prepare(batch),
             KeptRows.of(batch.slot_mapping, self.pool),
-            self.linear.prepare(batch),
+            None if self.linear is None else self.linear.prepare(batch),
         )
         hidden = self.decoder(
             self._to_device(batch.token_ids),

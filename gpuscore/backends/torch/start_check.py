@@ -107,11 +107,14 @@ def reference(
     layers = tuple(_with_norms(layer, dtype) for layer in weights.layers)
     wide = replace(weights, layers=layers, norm=weights.norm.to(dtype))
     device = weights.embed_tokens.device
+    linear = None
+    if config.delta_net is not None:
+        linear = DeltaNetBackend(config, StatePool(config, 1, dtype, device))
     return PlainLauncher(
         Decoder(config, wide, Operators(embedding=embedding)),
         KVPool(config, 0, 1, dtype, device=device),
         MaskedAttention(config, device),
-        DeltaNetBackend(config, StatePool(config, 1, dtype, device)),
+        linear,
         head=head,
         by_rows=in_tiles(HEAD_ROWS),
     )

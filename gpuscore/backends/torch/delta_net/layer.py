@@ -37,7 +37,7 @@ class DeltaNetBackend:
     """Linear layers of one model over one pool of states.
 
     Args:
-        config: describes the model.
+        config: describes the model, which has linear layers.
         pool: its states.
         compiler: makes the functions of `gpuscore_kernels.delta_net` fast.
         impl: "triton" if siblings share chunks, as its kernels need.
@@ -50,38 +50,32 @@ class DeltaNetBackend:
         compiler: Compiler = eagerly,
         impl: Implementation = "reference",
     ) -> None:
+        assert config.delta_net is not None  # noqa: S101  (the caller has asked)
         self.config = config
+        self.net = config.delta_net
         self.pool = pool
         self._share = impl == "triton"
-        if config.delta_net is not None:
-            self.convolve = compiler(convolve)
-            self.keep_tails = compiler(keep_tails)
-            self.rule = compiler(delta_rule)
-            self.gated_norm = compiler(gated_norm)
+        self.convolve = compiler(convolve)
+        self.keep_tails = compiler(keep_tails)
+        self.rule = compiler(delta_rule)
+        self.gated_norm = compiler(gated_norm)
 
-    def tables(self, batch: PackedBatch) -> StateTables | None:
-        """Return what depends on lengths, for all layers; None for a model without them."""
-        if (net := self.config.delta_net) is None:
-            return None
-        return lay_out_states(batch, net.kernel, self._share)
+    def tables(self, batch: PackedBatch) -> StateTables:
+        """Return what depends on lengths, for all layers."""
+        return lay_out_states(batch, self.net.kernel, self._share)
 
-    def state_sizes(self, tokens: int, scored: int) -> StateSizes | None:
+    def state_sizes(self, tokens: int, scored: int) -> StateSizes:
         """Return the sizes of the tables in a graph of so many tokens and scored rows."""
-        if (net := self.config.delta_net) is None:
-            return None
-        return largest_sizes(tokens, scored, net.kernel)
+        return largest_sizes(tokens, scored, self.net.kernel)
 
-    def planned(self, layout: DeltaLayout | None) -> "DeltaNetPass | None":
+    def planned(self, layout: DeltaLayout) -> "DeltaNetPass":
         """Return the layers over tables that are on the device already."""
-        if (net := self.config.delta_net) is None or layout is None:
-            return None
-        return DeltaNetPass(self, net, layout)
+        return DeltaNetPass(self, self.net, layout)
 
-    def prepare(self, batch: PackedBatch) -> "DeltaNetPass | None":
+    def prepare(self, batch: PackedBatch) -> "DeltaNetPass":
         """Prepare, once for all layers, what depends on lengths."""
-        if (tables := self.tables(batch)) is None:
-            return None
-        return self.planned(tables.on(next(iter(self.pool.matrices.values())).device))
+        device = next(iter(self.pool.matrices.values())).device
+        return self.planned(self.tables(batch).on(device))
 
 
 @dataclass(frozen=True, slots=True)
