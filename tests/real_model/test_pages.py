@@ -7,7 +7,9 @@ import httpx
 import pytest
 
 from support.pages import (
+    DIALECTS,
     HERE,
+    ROOT,
     TASKS,
     ShownRequest,
     blocks,
@@ -82,6 +84,16 @@ def test_the_program_prints_what_is_shown(
     page = TASKS / "replace-a-server.md"
     (program,) = blocks(page, "python")
     run_program(program.replace(HERE, str(real.base_url)), tmp_path)
+    assert capsys.readouterr().out in blocks(page, "text")
+
+
+def test_scores_at_every_colon_are_printed_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = DIALECTS / "score.md"
+    (program,) = (block for block in blocks(page, "python") if "extraction_token_id" in block)
+    monkeypatch.chdir(ROOT)
+    run_program(program, tmp_path)
     assert capsys.readouterr().out in blocks(page, "text")
 
 

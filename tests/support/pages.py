@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 TASKS = ROOT / "docs" / "tasks"
+DIALECTS = ROOT / "docs" / "dialects"
 HERE = "http://127.0.0.1:8000"  # the server of the pages
 ROUTE = re.compile(r"`(?:GET |POST )?(/(?:v1/|v2/)?[a-z_]+(?:/[a-z]+)?)`")
 NOT_THERE = re.compile(r"^- \*\*Not there:\*\* (.*?\.)\n(?=- |\n)", re.DOTALL | re.MULTILINE)
