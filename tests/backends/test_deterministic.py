@@ -159,7 +159,7 @@ def test_a_false_claim_is_refused(tiny_model, monkeypatch):
 
 def test_batches_under_one_chunk_are_refused(tiny_model):
     directory, _ = tiny_model("qwen3")
-    with pytest.raises(ConfigError, match="--max-batch-tokens 127 is under the 128"):
+    with pytest.raises(ConfigError, match="--max-batch-tokens 127 is too low: --deterministic needs 128"):
         plan_backend(directory, ModelConfig("x", deterministic=True, max_batch_tokens=127))
 
 
