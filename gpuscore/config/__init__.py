@@ -14,8 +14,7 @@ DRAIN_SPARE = 5.0  # seconds by which a drain may outlast the request timeout
 # The names in gpuscore.prompts.registry, which this module may not import.
 FAMILIES = (
     *("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "instruct"),
-    *("qwen3guard-gen", "llama-guard-3", "granite-guardian", "reward", "demo"),
-    "prm",
+    *("qwen3guard-gen", "llama-guard-3", "granite-guardian", "reward", "prm", "demo"),
 )
 
 
@@ -224,8 +223,7 @@ class EngineConfig:
 
     devices: str | None = common(
         None,
-        "devices that each run a replica of the model, such as cuda:0,cuda:1; all: every CUDA "
-        "device",
+        "devices with a replica of the model each, such as cuda:0,cuda:1; all: every CUDA device",
         unset="the one of --device",
         metavar="DEVICES",
     )
