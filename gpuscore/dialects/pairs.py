@@ -1,4 +1,4 @@
-"""vLLM's bodies at /v1/score: pairs of texts, each scored in the model's own prompt."""
+"""vLLM's requests at /v1/score: pairs of texts, each scored with the model's own prompt."""
 
 from collections.abc import Iterator
 from heapq import merge
@@ -29,7 +29,7 @@ from gpuscore.types.record import RequestRecord
 from gpuscore.types.results import spread
 
 Texts = str | list[str | None]
-# Names of both sides. vLLM has renamed them twice and accepts all names.
+# Fields of each side of the pairs. vLLM renamed them twice and accepts all of these names.
 FIRST = ("queries", "text_1", "data_1")
 SECOND = ("documents", "items", "text_2", "data_2")
 
@@ -65,38 +65,38 @@ class PairsBody(RankingBody):
 
 
 class _Keys(msgspec.Struct):
-    """The names of the first side in a body, whatever their values are."""
+    """Tells which fields of the first side a body has, whatever their values are."""
 
     queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     data_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-# Names, an index, a score, a mark.
+# Bytes of a pair in the answer: names of fields and the flag `truncated`; an index; a score.
 _PAIR_BYTES = 64 + COUNT_BYTES + NUMBER_BYTES
-_keys = msgspec.json.Decoder(_Keys)
-_decoded = strict_decoder(PairsBody)
+_keys_decoder = msgspec.json.Decoder(_Keys)
+_decode_fields = strict_decoder(PairsBody)
 
 
 def are_pairs(body: bytes) -> bool:
-    """Return True if a body that is not SGLang's has a field of vLLM's."""
+    """Return True if a body has vLLM's name of the first side, which SGLang's never has."""
     try:
-        keys = _keys.decode(body)
+        keys = _keys_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return any(getattr(keys, name) is not msgspec.UNSET for name in FIRST)
 
 
 def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> PairsBody:
-    """Decode a body, and read its pairs as queries and documents of a prompt family.
+    """Decode a body, and read its pairs as queries and documents for the model's prompt.
 
     Raises:
-        InvalidRequest: fields exclude each other or are not supported; the message never holds the
-            body's text.
+        InvalidRequest: fields exclude each other or are not supported. The message never quotes the
+            body.
     """
-    fields = _decoded(body, record, limits)
-    (first, queries) = _side(fields, FIRST)
-    (second, documents) = _side(fields, SECOND)
+    fields = _decode_fields(body, record, limits)
+    query_name, queries = _side(fields, FIRST)
+    document_name, documents = _side(fields, SECOND)
     fields.check_cut()
     texts: list[str | None] = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
@@ -108,14 +108,15 @@ def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | Non
         most_tokens=fields.max_tokens_per_doc or None,
         fit=fields.truncate_prompt_tokens == -1,
         terms=fields.terms,
-        name=second,
-        query_name=first,
+        name=document_name,
+        query_name=query_name,
     )
     fields.read_as(inputs)
     return fields
 
 
 def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
+    """Return the name and the value of the only field among `names` that the body has."""
     sides = [(name, getattr(body, name)) for name in names if getattr(body, name) is not None]
     if len(sides) != 1:
         raise InvalidRequest(f"exactly one of {', '.join(names)} is required", param=names[0])
@@ -123,6 +124,7 @@ def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
 
 
 def pairs_bytes(prepared: PreparedBody[PairsBody]) -> int:
+    """Return about how many bytes the answer has."""
     return _PAIR_BYTES * prepared.body.num_items + error_bytes(prepared.errors)
 
 

@@ -129,7 +129,7 @@ class Runner:
             if ticket.scheduled_at is None:
                 ticket.scheduled_at = scheduled_at
                 ticket.launched_at = now
-                ticket.take_cached(chunk.job.cached_rows)
+                ticket.fill_from_cache(chunk.job.cached_rows)
         try:
             return Launched(chunks, batch, self.backend.extend(batch))
         except DeviceLost:  # ends the loop and the process

@@ -1,4 +1,4 @@
-"""A request's future, and the rows of its answer that have arrived, each at its place."""
+"""A request in the engine: its future, and the rows of its answer as batches deliver them."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -23,14 +23,14 @@ from gpuscore.types.batch import (
 )
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
-Places = NDArray[np.integer]
+Places = NDArray[np.integer]  # indices, mostly of rows of a request's answer
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
 
 NO_LOGITS: Float32Array = np.empty(0, dtype=np.float32)
 
 
 def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
-    """Set a request's result or error, unless its future was cancelled meanwhile."""
+    """Set a request's result or error; do nothing if its future was cancelled."""
     try:
         if isinstance(outcome, GpuscoreError):
             future.set_exception(outcome)
@@ -56,8 +56,8 @@ class Ticket:
     lse: Float32Array = field(init=False)  # [rows]
     top_ids: Int32Array = field(init=False)
     top_logits: Float32Array = field(init=False)
-    _width: int = field(init=False)  # logits of each row; 0 = not all have as many
-    _starts: Places = field(init=False)  # [rows + 1] where each row's logits begin
+    _logits_per_row: int = field(init=False)  # logits in each row; 0 = rows differ
+    _starts: Places = field(init=False)  # [rows + 1] where each row's logits begin in `logits`
     _arrived: BoolArray = field(init=False)  # [rows]
 
     def __post_init__(self) -> None:
@@ -66,9 +66,9 @@ class Ticket:
         self.rows_left = count
         self._arrived = np.zeros(count, np.bool_)
         counts = _labels_of_rows(request)
-        self._width = _common_count(counts)
-        self._starts = np.arange(count + 1) * self._width
-        if not self._width:
+        self._logits_per_row = _common_count(counts)
+        self._starts = np.arange(count + 1) * self._logits_per_row
+        if not self._logits_per_row:
             self._starts = np.append(0, np.cumsum(counts))
         self.logits = np.empty(self._starts[-1], np.float32)
         self.lse = np.empty(count, dtype=np.float32)
@@ -84,10 +84,9 @@ class Ticket:
         return self.plan.request
 
     def query_rows(self, start: int, stop: int) -> PageRows | None:
-        """Return the results of the query's tokens `start` to `stop` - 1, which must have arrived;
-        None if none is scored.
+        """Return copies of the results of the query's tokens `start` to `stop` - 1.
 
-        They are copies, which outlive the ticket.
+        All of them must have arrived. None if none of these tokens is scored.
         """
         request = self.request
         rows, labels = request.query_part(start, stop)
@@ -104,8 +103,8 @@ class Ticket:
             top_logits=self.top_logits[part].copy() if request.num_top else None,
         )
 
-    def take_cached(self, pages: list[PageRows | None]) -> None:
-        """Take the results of the query's first rows, which were cached with their pages."""
+    def fill_from_cache(self, pages: list[PageRows | None]) -> None:
+        """Fill in the results of the query's first rows, which were cached with their pages."""
         stop = 0
         for page in filter(None, pages):
             part = slice(stop, stop := stop + len(page.rows.places))
@@ -117,35 +116,35 @@ class Ticket:
                 self.top_ids[part] = page.top_ids[:, :count]
                 self.top_logits[part] = page.top_logits[:, :count]
         if stop:
-            self.arrive(np.arange(stop))
+            self._mark_arrived(np.arange(stop))
 
     @property
     def rows_done(self) -> int:
-        """Number of rows that have arrived, those of labels' nodes left out."""
+        """Number of rows that have arrived, without those of labels' later tokens."""
         return (self.plan.num_rows - self.rows_left) // self.plan.rows_per_token
 
     def take(
         self, chunk: ScheduledChunk, batch: PackedBatch, first_row: int, scores: RowScores
     ) -> tuple[list[int], int]:
-        """Keep the finite rows of a chunk, which starts at `first_row` of the batch's scored rows.
+        """Store a chunk's finite rows; its first row is row `first_row` of the batch's scored rows.
 
         Returns:
-            The items of the plan with a non-finite row, which are not kept, and the number of such
-            rows.
+            The items of the plan that have a non-finite row, none of whose rows are stored; and the
+            number of non-finite rows.
         """
         rows = slice(first_row, first_row + chunk.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
         finite = self._finite(scores, rows, bounds)
         num_nonfinite = len(finite) - int(np.count_nonzero(finite))
         kept, places, nonfinite_items = self._places(chunk, finite)
-        if self._width:
-            logits = scores.label_logits[bounds[0] : bounds[-1]].reshape(-1, self._width)
-            self.logits.reshape(-1, self._width)[places] = logits[kept]
+        if self._logits_per_row:
+            logits = scores.label_logits[bounds[0] : bounds[-1]].reshape(-1, self._logits_per_row)
+            self.logits.reshape(-1, self._logits_per_row)[places] = logits[kept]
         else:
             counts = np.diff(bounds)[kept]
             logits = scores.label_logits[_runs(bounds[:-1][kept], counts)]
             self.logits[_runs(self._starts[places], counts)] = logits
-        self.arrive(places)
+        self._mark_arrived(places)
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -163,8 +162,8 @@ class Ticket:
         lse = self.lse
         if request.trie is not None:
             logits, lse = _label_sums(logits, lse, request.trie)
-        if request.trie is None and request.readouts is None and self._width:
-            parts = tuple(logits.reshape(-1, self._width))
+        if request.trie is None and request.readouts is None and self._logits_per_row:
+            parts = tuple(logits.reshape(-1, self._logits_per_row))
         else:
             parts = _split(logits, [*map(len, request.row_labels)])
         return ScoreResult(
@@ -183,10 +182,10 @@ class Ticket:
     def _places(
         self, chunk: ScheduledChunk, finite: BoolArray
     ) -> tuple[Places | slice, Places, list[int]]:
-        """Return which rows of a chunk are kept, the row of the answer that each is, and the items
-        with a non-finite row, of which none is kept.
+        """Return which rows of a chunk to keep, and as which rows of the answer; and the items that
+        have a non-finite row, whose rows are not kept.
 
-        A row is returned several times if several rows of the answer are equal to it.
+        A row of the chunk that several rows of the answer equal is returned once for each.
         """
         if self.plan.rows is None:  # an item is one row of the chunk and one of the answer
             items = np.array(chunk.scored_items, np.int64)
@@ -210,13 +209,13 @@ class Ticket:
         kept, places, counts = np.array(parts, np.int64).reshape(-1, 3).T
         return _runs(kept, counts), _runs(places, counts), nonfinite_items
 
-    def arrive(self, places: Places) -> None:
-        """Mark these rows as arrived; what runs again repeats some."""
+    def _mark_arrived(self, places: Places) -> None:
+        """Mark these rows as arrived; some may have arrived before, if a batch had to run again."""
         self.rows_left -= len(places) - int(np.count_nonzero(self._arrived[places]))
         self._arrived[places] = True
 
     def _finite(self, scores: RowScores, rows: slice, cu_labels: Int32Array) -> BoolArray:
-        """Return bool [rows], True where all requested numbers of a row are finite."""
+        """Return for each row whether all its requested numbers are finite, bool [rows]."""
         logits_finite = np.isfinite(scores.label_logits[cu_labels[0] : cu_labels[-1]])
         if np.count_nonzero(logits_finite) == len(logits_finite):
             finite = np.empty(rows.stop - rows.start, dtype=np.bool_)
@@ -241,14 +240,14 @@ def _labels_of_rows(request: ScoreRequest) -> list[int] | Int32Array:
 
 
 def _common_count(counts: list[int] | Int32Array) -> int:
-    """Return the number that all these are; 0 if they differ."""
-    if isinstance(counts, list):  # a few, for which NumPy takes longer
+    """Return the number that all counts equal; 0 if they differ."""
+    if isinstance(counts, list):  # usually short, and then faster without NumPy
         return counts[0] if len(set(counts)) == 1 else 0
     return int(counts[0]) if len(counts) and counts.min() == counts.max() else 0
 
 
 def _runs(starts: Places, counts: Places) -> Places:
-    """Return the numbers of runs that begin at `starts` and hold `counts` numbers each."""
+    """Return start, start + 1, ... of every run, one after another; `counts` has their lengths."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     numbers: Places = np.arange(total) + np.repeat(starts - (ends - counts), counts)
@@ -256,7 +255,7 @@ def _runs(starts: Places, counts: Places) -> Places:
 
 
 def _split(logits: Float32Array, lengths: Sequence[int]) -> tuple[Float32Array, ...]:
-    """Return parts of these lengths, as views."""
+    """Split logits into parts of these lengths, as views."""
     if len(set(lengths)) == 1:
         return tuple(logits.reshape(len(lengths), -1))
     return tuple(logits[a:b] for a, b in pairwise(accumulate(lengths, initial=0)))
@@ -265,10 +264,13 @@ def _split(logits: Float32Array, lengths: Sequence[int]) -> tuple[Float32Array, 
 def _label_sums(
     logits: Float32Array, lse: Float32Array, trie: LabelTrie
 ) -> tuple[Float32Array, Float32Array]:
-    """Return the logit of each label, and the log-sum-exp, of rows that are followed by nodes'."""
+    """Return the logit of every label, and the log-sum-exp of every item's first row.
+
+    The item's other rows are those of the trie's nodes.
+    """
     item_logits = logits.astype(np.float64).reshape(len(lse) // trie.num_rows, -1)
     row_lse = lse.astype(np.float64).reshape(-1, trie.num_rows)
     logit_lse = np.repeat(row_lse, [*map(len, trie.next_ids)], axis=1)
-    # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
+    # By rounding, a logit can exceed the log-sum-exp slightly. A probability is at most 1.
     sums = trie.sums(np.minimum(item_logits - logit_lse, 0.0)) + row_lse[:, :1]
     return sums.astype(np.float32).reshape(-1), lse[:: trie.num_rows]

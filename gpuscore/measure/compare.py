@@ -16,7 +16,7 @@ from gpuscore.measure.gates import Verdict, judge, packing, skipped
 from gpuscore.measure.rates import tables
 from gpuscore.measure.report import conclude, facts_of
 from gpuscore.measure.results import Measured
-from gpuscore.measure.sample import difference
+from gpuscore.measure.sample import not_comparable
 
 
 def compare(values: argparse.Namespace, settings: Settings) -> int:
@@ -82,10 +82,10 @@ def _add(
     rounded: Measured | None = None,
 ) -> None:
     """Add the agreement of two servers and the verdicts on it, or why there is none."""
-    if (why := difference(first, second)) is not None:
+    if (why := not_comparable(first, second)) is not None:
         verdicts.append(skipped(f"{second.name} against {first.name}", "scores", why))
         return
-    if rounded is not None and difference(rounded, second) is not None:
+    if rounded is not None and not_comparable(rounded, second) is not None:
         rounded = None
     one, more = judge(first, second, rounded)
     found.append(one)

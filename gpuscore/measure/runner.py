@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscore.measure.apis import APIS, Api
 from gpuscore.measure.figures import Row, Shot, failed, measured
-from gpuscore.measure.sample import difference, disagreement, take, trouble
+from gpuscore.measure.sample import check_sample, disagreement, failure, not_comparable
 from gpuscore.measure.scenarios import Draws, Scenario, Way, poisson_at
 from gpuscore.measure.targets import HttpTarget
 from gpuscore.measure.workload import SAMPLE_IDS, sample
@@ -91,13 +91,13 @@ class BenchRun:
 
     def _sample(self, target: HttpTarget) -> None:
         """Score the sample; a target that disagrees with an earlier one is marked as wrong."""
-        take(target, sample(self._vocab))
+        check_sample(target, sample(self._vocab))
         name = target.server.name
         for other in self.targets[: self.targets.index(target)]:
             if None in (other.server.workload, target.server.workload) or "packed" in other.wrong:
                 continue
             first = other.server.name
-            if (why := difference(other.server, target.server)) is not None:
+            if (why := not_comparable(other.server, target.server)) is not None:
                 self._say(f"{name} is not compared with {first}: {why}")
             elif (why := disagreement(other.server, target.server)) is None:
                 self._say(f"{name} agrees with {first}")
@@ -156,12 +156,12 @@ class BenchRun:
         record = timed.target.send(timed.api, asks, way.in_flight if due is None else due)
         if (bad := failed(record)) is not None:
             count = int((~np.isin(record.status, (200, 429))).sum())
-            raise ValueError(f"{count} of {len(asks)} requests failed: {trouble(record, bad)}")
+            raise ValueError(f"{count} of {len(asks)} requests failed: {failure(record, bad)}")
         for place in np.flatnonzero(record.status == 200).tolist():
             timed.api.read(record.bodies[place], asks[place])
         shot = Shot.of(record, [len(ask.items) * ask.candidates for ask in asks])
         if not shot.requests:
-            raise ValueError(f"all {len(asks)} requests were refused: {trouble(record, 0)}")
+            raise ValueError(f"all {len(asks)} requests were refused: {failure(record, 0)}")
         part = not timed.scenario.asks and way.chunk is not None and 1 < len(asks) < way.requests
         if part and shot.requests == len(asks):  # of one query's requests
             return shot.extrapolated(len(asks[0].items), way.shape.items)

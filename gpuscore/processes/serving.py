@@ -1,4 +1,4 @@
-"""The composition root of `gpuscore serve`: loads models and serves them."""
+"""The main function of `gpuscore serve`: starts engine processes, loads models, serves HTTP."""
 
 import os
 import signal
@@ -30,32 +30,32 @@ STANDARD_OUTPUT = 1
 def serve_model(
     model: ModelConfig, server: ServerConfig, limits: RequestLimits, engine: EngineConfig
 ) -> int:
-    """Serve until a signal; return the exit code.
+    """Serve until a signal ends the server; return the exit code.
 
     Raises:
-        ConfigError: a model cannot be served, or a setting is invalid. Keys, aliases of paths
-            and traces are checked before anything is loaded.
-        EngineFailed: an engine was lost at start, or all of them too often since.
+        ConfigError: a model cannot be served, or a setting is invalid. Settings of keys, hosts,
+            path aliases and tracing are checked before anything is loaded.
+        EngineFailed: an engine process failed at start, or all of them failed too often later.
     """
     keys = read_api_keys(server)
     read_hosts(server, len(keys))
     read_aliases(server)
     tracer = read_tracer(os.environ)
     chosen = served_models(model, server)
-    with ExitStack() as ending:
+    with ExitStack() as exit_stack:
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: keys.start_reading(server))
         chosen = [entry.located() for entry in chosen]
         replicas = start_models(chosen, engine)
-        # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
-        output = ending.enter_context(LogWriter(STANDARD_OUTPUT))
+        # `print` would let a full disk, or a missing or slow reader, stop or delay the server.
+        output = exit_stack.enter_context(LogWriter(STANDARD_OUTPUT))
         for engines in replicas:
-            ending.callback(engines.close)
+            exit_stack.callback(engines.close)
 
         def say(line: str) -> None:
             output.write(f"{line}\n".encode())
 
-        models = [  # while the engines import torch
+        models = [  # read here while the engine processes import torch
             (
                 ServedModel(entry.name, entry.others),
                 read_files(entry.directory, server.family, entry.sources),
@@ -64,10 +64,10 @@ def serve_model(
             for entry in chosen
         ]
 
-        def load(number: int) -> LoadedModel:  # in a thread
+        def load(number: int) -> LoadedModel:  # runs in a thread
             _, files, settings = models[number]
             say(f"gpuscore: loading {chosen[number].name}")
-            with _named(chosen, number):
+            with _model_named_in_errors(chosen, number):
                 return load_model(files, limits, replicas[number], settings)
 
         def announce(address: str) -> None:
@@ -83,8 +83,8 @@ def serve_model(
 
 
 @contextmanager
-def _named(chosen: Sequence[ServedConfig], number: int) -> Iterator[None]:
-    """Begin the errors of one of several models with its name."""
+def _model_named_in_errors(chosen: Sequence[ServedConfig], number: int) -> Iterator[None]:
+    """Put the model's name before the text of an error, if there are several models."""
     try:
         yield
     except (ConfigError, EngineFailed) as error:
@@ -95,14 +95,18 @@ def _named(chosen: Sequence[ServedConfig], number: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ServedFiles:
-    """The contents of a model's directory that the server itself needs."""
+    """What the API server itself needs of a model's directory."""
 
     prompts: ModelFiles
     info: TokenizerInfo | None
 
 
 def read_files(directory: Path, family: str, names: Sequence[str]) -> ServedFiles:
-    """Read the files; `names` are the model's, the best one first. Raises ConfigError."""
+    """Read the files; `names` are the model's names, the best one first.
+
+    Raises:
+        ConfigError: a file is missing or invalid.
+    """
     prompts = ModelFiles.read(directory, family, names)
     chat = None if prompts.template is None else prompts.template.text
     encoder = prompts.encoder
@@ -116,9 +120,9 @@ def load_model(
     replicas: Replicas,
     settings: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
-    """Wait for the engines and prepare the model's prompts; runs in a thread.
+    """Wait for the engine processes, then prepare the model's prompts.
 
-    `settings` are shown by /info.
+    It runs in a thread. /info shows `settings`.
     """
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
     return LoadedModel(

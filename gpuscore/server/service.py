@@ -269,7 +269,7 @@ class ScoringService:
             result = await self._bridge_to(model.engine).score(request)
         finally:
             backlog.leave(request)
-        record.engine_stages(submitted, result.timings)
+        record.add_engine_stages(submitted, result.timings)
         return result
 
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:

@@ -146,7 +146,7 @@ class PromptBuilder:
     ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
         """Make the prompts one by one and return the query and the items."""
         try:
-            with self.checks.too_long("items[0]"):  # the query is part of every prompt
+            with self.checks.limit_errors("items[0]"):  # the query is part of every prompt
                 if inputs.is_text:
                     prompts, query_length = self._text_prompts(inputs)
                 else:
@@ -188,7 +188,7 @@ class PromptBuilder:
             query, items = split(checked, max(0, prompts.num_shared - 1), limit, name)
         else:
             query, items = factor(checked, prompts.num_shared, limit, name)
-        labels = self._labels.same(label_ids, prompts.count)
+        labels = self._labels.same_for_all(label_ids, prompts.count)
         request = ScoreRequest(query, items, labels, need_lse, num_top=num_top, **terms._asdict())
         self.check_tokens(name, request.num_tokens)
         return request

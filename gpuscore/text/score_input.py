@@ -1,7 +1,6 @@
-"""A caller's query, items and labels, and the checks of their values against the model that reads
-them.
+"""A caller's query, items and labels, and the checks that one model can read their values.
 
-Labels are texts, token ids, sequences of them, or the names of a classification model's classes.
+Labels are texts, token ids, sequences of token ids, or names of a classification model's classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,17 +38,16 @@ from gpuscore.types.request import LabelTrie, Terms
 
 @dataclass(frozen=True, slots=True)
 class ScoreInput:
-    """A caller's request with fields that fit together; their values are checked later.
+    """A caller's request whose fields fit together; the classes below check their values.
 
-    `query` and `items` are both text or both token ids; an empty query fits either. Without
-    `label_token_ids`, `labels` and `label_sequences` the model's default labels are meant.
+    `query` and `items` are both text or both token ids; an empty query may be either. A request
+    without `label_token_ids`, `labels` and `label_sequences` gets the model's default labels.
 
     Attributes:
-        is_text: True if there is any text; False for token ids, and if all is empty.
+        is_text: True if there is any text; False for token ids, and if everything is empty.
 
     Raises:
-        MixedInputTypes, EmptyLabels, InvalidRequest: on creation, if the fields do not fit
-            together.
+        MixedInputTypes, EmptyLabels, InvalidRequest: on creation, if fields contradict each other.
     """
 
     query: str | list[int]
@@ -68,13 +66,13 @@ class ScoreInput:
         _check_label_fields(self)
 
     def check_labels(self, default: Sequence[int] | None) -> None:
-        """Raise MissingLabels if neither the request nor the model names labels."""
+        """Raise MissingLabels if the request has no labels, and the model no default ones."""
         sources = (self.labels, self.label_token_ids, self.label_sequences, default)
         if all(labels is None for labels in sources):
             raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
 
     def checked(self, errors: ItemErrors) -> "ScoreInput":
-        """Return the input; texts that cannot be read become empty and get errors.
+        """Return the input with an empty text for each item that cannot be read, and add its error.
 
         Raises:
             InvalidRequest: the query cannot be read.
@@ -141,7 +139,7 @@ def _check_sequences(sequences: Sequence[Sequence[int]]) -> None:
 
 
 def lists_of(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """Return the lists with one item's labels each; empty if all items have the same labels."""
+    """Return the label lists, one per item; [] if one flat list holds for all items."""
     return [x for x in labels if not isinstance(x, int | np.integer)]
 
 
@@ -150,7 +148,7 @@ def _check_not_empty(labels: Sequence[object], param: str) -> None:
         raise EmptyLabels(f"{param} must hold at least one label", param=param)
 
 
-PromptsFrom = Callable[[int], Iterator[Int32Array]]  # the prompts from this number on
+PromptsFrom = Callable[[int], Iterator[Int32Array]]  # yields the prompts from this index on
 FEW_IDS = 16  # up to this many ids are checked one by one
 
 
@@ -159,7 +157,7 @@ class PromptChecks:
 
     Args:
         backend: the model's limits.
-        after: tokens of a label that must fit the context after a prompt.
+        after: tokens of labels for which the context must have room after each prompt.
         token: id of a token that every prompt must hold.
     """
 
@@ -178,23 +176,23 @@ class PromptChecks:
     ) -> Iterator[Int32Array]:
         """Yield the prompts; raise an error for a bad length or an id that the model does not have.
 
-        With `errors`, the error of a prompt is kept there, and the prompts after it are only
-        checked; at the end ItemsRefused is raised if there are errors.
+        With `errors`, a prompt's error is added there instead. The prompts after it are checked but
+        not yielded, and ItemsRefused is raised at the end.
         """
         source = prompts(0)
         for index in count():
             try:
-                with self.too_long(f"{name}[{index}]"):
+                with self.limit_errors(f"{name}[{index}]"):
                     prompt = next(source, None)
             except ITEM_ERRORS as error:
                 if errors is None:
                     raise
                 errors.add(index, error)
-                source = prompts(index + 1)  # a generator that has raised is at its end
+                source = prompts(index + 1)  # a generator that raised cannot go on
                 continue
             if prompt is None:
                 break
-            announce(len(prompt) // COPIES_PER_TOKEN)  # for copying it
+            announce(len(prompt) // COPIES_PER_TOKEN)  # the work of copying it
             if errors is None or index not in errors:
                 self._check_prompt(prompt, index, name, errors)
             if not errors:
@@ -207,7 +205,8 @@ class PromptChecks:
     ) -> None:
         try:
             self.check_length(len(prompt), index, name)
-            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids
+            # A tokenizer can have more ids than the model.
+            if prompt.max() >= self.backend.vocab_rows:
                 self.ids(prompt, f"{name}[{index}]")
             if self.token is not None and not (prompt == self.token).any():
                 param = f"{name}[{index}]"
@@ -229,8 +228,8 @@ class PromptChecks:
             )
 
     @contextmanager
-    def too_long(self, param: str) -> Iterator[None]:
-        """Raise OverLimit as PromptTooLong."""
+    def limit_errors(self, param: str) -> Iterator[None]:
+        """Turn OverLimit, raised inside, into PromptTooLong."""
         try:
             yield
         except OverLimit as over:
@@ -251,7 +250,7 @@ class PromptChecks:
     def _ids(
         self, values: Sequence[int] | Int32Array, param: str, rows: int, what: str
     ) -> Int32Array:
-        """Return ids as int32 [n], all with 0 <= id < rows; `what` names them in errors."""
+        """Return ids as int32 [n] if 0 <= id < rows for each; errors call an id `what`."""
         if 0 < len(values) <= FEW_IDS and all(type(id) is int and 0 <= id < rows for id in values):
             return np.array(values, dtype=np.int32)  # faster than the array operations below
         ids = np.asarray(values)
@@ -274,7 +273,7 @@ Labels = tuple[Int32Array, ...]  # the label ids of every item
 
 @dataclass(frozen=True, slots=True)
 class LabelReader:
-    """The reader of labels for one model; `encoder` is None if it has no tokenizer."""
+    """Reads the labels of requests for one model; `encoder` is None if it has no tokenizer."""
 
     encoder: TextEncoder | None
     checks: PromptChecks
@@ -286,7 +285,7 @@ class LabelReader:
         """Return the label ids of every item, and the trie if a label has several tokens.
 
         Raises:
-            GpuscoreError: the subclass that names the error in the labels.
+            GpuscoreError: one of its subclasses, if a label is not valid.
         """
         inputs.check_labels(default)
         if inputs.labels is not None:
@@ -295,25 +294,26 @@ class LabelReader:
             return self._trie(self._sequences(inputs.label_sequences), len(inputs.items))
         classes = self.checks.backend.classes
         if inputs.labels is not None and classes is not None:
-            return self.same(class_ids(inputs.labels, classes), len(inputs.items)), None
+            return self.same_for_all(class_ids(inputs.labels, classes), len(inputs.items)), None
         if inputs.labels is not None:
             return self._trie(self._tokenised(inputs.labels), len(inputs.items))
         ids = inputs.label_token_ids if inputs.label_token_ids is not None else default or ()
         if lists := lists_of(ids):
             return self._per_item(lists), None
-        return self.same(list(ids), len(inputs.items)), None  # type: ignore[arg-type]
+        return self.same_for_all(list(ids), len(inputs.items)), None  # type: ignore[arg-type]
 
-    def same(self, ids: Sequence[int], num_items: int) -> Labels:
-        return (self.array(ids, "label_token_ids"),) * num_items
+    def same_for_all(self, ids: Sequence[int], num_items: int) -> Labels:
+        """Return the same labels for each of the items."""
+        return (self._one_list(ids, "label_token_ids"),) * num_items
 
     def _per_item(self, lists: Sequence[Sequence[int]]) -> Labels:
         arrays: list[Int32Array] = []
         for index, ids in enumerate(lists):
-            announce(len(ids))  # an id takes about as long as a character
-            arrays.append(self.array(ids, f"label_token_ids[{index}]"))
+            announce(len(ids))  # an id is about as much work as a character
+            arrays.append(self._one_list(ids, f"label_token_ids[{index}]"))
         return tuple(arrays)
 
-    def array(self, ids: Sequence[int], param: str) -> Int32Array:
+    def _one_list(self, ids: Sequence[int], param: str) -> Int32Array:
         self._check_count(len(ids), param)
         return self.checks.label_ids(ids, param)
 
@@ -377,10 +377,10 @@ def need_encoder(encoder: TextEncoder | None, param: str) -> TextEncoder:
 
 
 def class_ids(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
-    """Return the number of the class that each label names exactly.
+    """Return the number of the class that has each label as its exact name.
 
     Raises:
-        InvalidRequest: a label names no class, or several.
+        InvalidRequest: no class, or more than one, has a label as its name.
     """
     for index, label in enumerate(labels):
         count = classes.count(label)

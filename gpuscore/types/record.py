@@ -1,5 +1,4 @@
-"""The record of one HTTP request: filled in while the request is served; counted, logged and
-traced when it is over."""
+"""What the server notes about one HTTP request, for its metrics, log and traces."""
 
 import os
 import re
@@ -14,25 +13,25 @@ from typing import Any
 from gpuscore.types.request import Timings
 
 STAGES = ("tokenize", "queue", "batch", "device", "respond")
-# Stages that a request goes through, from reading its body to making its answer.
+# How far a request has come, from reading its body to writing its answer.
 RECEIVE = "receive"
 TOKENIZE = "tokenize"
 ENGINE = "engine"
 RESPOND = "respond"
 PROGRESS = (RECEIVE, TOKENIZE, ENGINE, RESPOND)
-UNMATCHED = "unmatched"  # recorded instead of an unknown path, which is the caller's text
+UNMATCHED = "unmatched"  # the route of any unknown path; that path is never recorded
 OTHER_METHOD = "other"
-CLIENT_LEFT = 499  # nginx's number; never sent
-LEFT_CODE = "client_left"
+CLIENT_LEFT = 499  # the status that nginx logs for it; never sent
+CLIENT_LEFT_CODE = "client_left"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
-_process_id = token_hex(10)  # random, not the system's
+_process_id = token_hex(10)  # random; not the operating system's process id
 _numbers = count()
 
 
 def _renew_process_id() -> None:
-    """Give a forked process ids of its own."""
+    """Make another random id, so that a forked process's request ids differ."""
     global _process_id
     _process_id = token_hex(10)
 
@@ -44,18 +43,18 @@ Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. It holds no text of the caller's, except for an id that was checked."""
+    """The record of one request; the caller's only text in it is a valid request id."""
 
     request_id: str
-    bad_request_id: bool = False  # the caller's id was refused; `request_id` was made here
+    bad_request_id: bool = False  # the caller's id was not valid, so `request_id` is ours
     method: str = OTHER_METHOD
-    route: str = UNMATCHED  # a route's template
+    route: str = UNMATCHED  # the path with names in place of its parameters
     started: float = field(default_factory=monotonic)
     seconds: float = 0.0  # set when the request is over
     status: int = 0  # 0 until an answer begins; 499 if the client left before it
     code: str = ""  # the code of the error that was answered
-    model: str = ""  # the served name; empty until the body has told which
-    variant: str = ""  # the kind of body, in a dialect whose errors differ by it
+    model: str = ""  # the served name; empty until the body was read
+    variant: str = ""  # the kind of body, where it decides the form of errors
     tenant: str | None = None
     deadline: float | None = None  # on time.monotonic's clock
     bytes_in: int = 0  # bytes of the body that were read
@@ -64,9 +63,9 @@ class RequestRecord:
     items: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    label_tokens: int = 0  # of labels of several tokens, computed after the prompts
+    label_tokens: int = 0  # tokens of multi-token labels, computed after the prompts
     trace_id: str | None = None
-    stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and seconds
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start time, duration
 
     @property
     def accepted(self) -> bool:
@@ -75,7 +74,7 @@ class RequestRecord:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage of PROGRESS, even if it fails."""
+        """Time what runs inside as a stage of PROGRESS, even if it fails."""
         self.progress = name
         start = monotonic()
         try:
@@ -83,8 +82,8 @@ class RequestRecord:
         finally:
             self.stages[name] = start, monotonic() - start
 
-    def engine_stages(self, start: float, timings: Timings) -> None:
-        """Note the engine's timings of a request that it got at `start`."""
+    def add_engine_stages(self, start: float, timings: Timings) -> None:
+        """Add the engine's stages of a request that it received at `start`."""
         for name, seconds in (
             ("queue", timings.queue),
             ("batch", timings.batch),
@@ -94,7 +93,7 @@ class RequestRecord:
             start += seconds
 
     def refuse(self, status: int, code: str) -> None:
-        """Note the error that is answered; no effect if a status is already set."""
+        """Note the error that is answered, unless a status is already set."""
         if not self.status:
             self.status = status
             self.code = code
@@ -103,8 +102,8 @@ class RequestRecord:
 def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
     """Return the record of a request; make it on the first call.
 
-    Its id is the caller's if that is valid, or else unique: random digits of this process, then a
-    number.
+    The id is the caller's if it sent one valid id. Otherwise it is a new one: random digits of this
+    process, then a count.
     """
     state = scope.setdefault("state", {})
     if "record" not in state:

@@ -1,10 +1,10 @@
-"""Launches of Triton kernels that cost the host little.
+"""Launches Triton kernels with less work of the host than Triton's own launch.
 
-At every launch Triton finds the compiled code by a key of all arguments' types, alignments and
-values, which takes some tens of microseconds of Python. Here the compile-time arguments are chosen
-once, and a smaller key has only what else can differ. Two launches with the same key, and numbers
-of the same types, would have the same key in Triton, too. A launch that differs from the latest one
-in addresses only needs no key. Code that was found is launched by Triton's function in C.
+At every launch Triton looks up the compiled code by a key of all arguments' types, alignments and
+values, which takes some tens of microseconds of Python. A `CachedLaunch` fixes the compile-time
+arguments, so its key is smaller: only what else can differ. Two launches with equal keys, and
+numbers of the same types, would have equal keys in Triton, too. If only addresses differ from the
+latest launch, no key is made. Triton's C function launches the code that was found.
 """
 
 import copy
@@ -22,36 +22,37 @@ from gpuscore_kernels.launch import row_warps
 
 Number: TypeAlias = int | float
 
-ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not multiples of it
-WORD = 2**31  # from here on Triton passes an integer as int64
+ALIGNMENT = 16  # bytes; Triton compiles separate code for pointers that are not multiples of it
+WORD = 2**31  # Triton passes an integer of this size or more as int64
 address = Tensor.data_ptr
 dtype = operator.attrgetter("dtype")
 
-# The function in C that launches compiled code, its arguments between the stream and the kernel's
-# arguments, whether it takes the latter as one tuple, and the kernel's compile-time arguments,
-# which have a place after the others.
+# How to launch compiled code: the C function; its arguments between the stream and the kernel's
+# arguments; whether it takes the kernel's arguments as one tuple; and the compile-time arguments,
+# which follow the kernel's others.
 Code: TypeAlias = tuple[Callable[..., None], tuple[object, ...], bool, tuple[object, ...]]
 
-# Decorates a function that makes the `CachedLaunch` for its arguments. Triton tells True from 1,
-# and so does this, but not inside of tuples.
+# Decorates a function that makes a `CachedLaunch`: it runs once for each choice of arguments. Like
+# Triton, it distinguishes True from 1, but not inside of tuples.
 chosen_once = functools.lru_cache(maxsize=None, typed=True)
 
-_NEVER = None, None, None, None, ()  # instead of the latest launch; numbers are never None
+# The latest launch before the first one. No launch equals it, because numbers are never None.
+_NEVER = None, None, None, None, ()
 
 
 class CachedLaunch:
-    """Launches of one kernel with one choice of compile-time arguments; remembers compiled code.
+    """Launches one kernel with one choice of compile-time arguments, and remembers compiled code.
 
-    `chosen_once` makes one for each choice.
+    Make it in a function under `chosen_once`, so that there is one for each choice.
 
     Args:
         kernel: a function decorated with `triton.jit`, whose arguments are tensors, then numbers,
             then compile-time constants.
         constants: compile-time arguments by name.
         options: num_warps and num_stages.
-        free: how many of its first numbers are in `do_not_specialize`: 0 or 1.
-        dtypes: the tensors that have a dtype of their own. The other tensors' dtypes follow from
-            these and from the constants, which the caller has checked.
+        unspecialized: how many of the first numbers are in `do_not_specialize`: 0 or 1.
+        dtypes: indices of the tensors whose dtypes are part of the key. The caller has checked
+            that these and the constants decide the other tensors' dtypes.
     """
 
     def __init__(
@@ -60,39 +61,40 @@ class CachedLaunch:
         constants: Mapping[str, object],
         options: Mapping[str, int],
         *,
-        free: int = 0,
+        unspecialized: int = 0,
         dtypes: Sequence[int],
     ) -> None:
         self.kernel = kernel
         self.constants = constants
         self.options = options
-        self._fixed = operator.itemgetter(slice(free, None))  # numbers whose values count
-        self._fit = _fits(free)
+        # The numbers whose values Triton compiles separate code for.
+        self._specialized = operator.itemgetter(slice(unspecialized, None))
+        self._fit = _fits(unspecialized)
         self._dtypes = _dtypes_at(dtypes)
         self.codes: dict[tuple[object, ...], Code] = {}
         self._latest: tuple[Any, ...] = _NEVER
-        self._driver: Any = None  # Triton's, once it has compiled
+        self._driver: Any = None  # Triton's driver, known once it has compiled
 
     def __call__(
         self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Number, ...]
     ) -> None:
         """Launch on the current stream.
 
-        Unlike Triton, it does not look whether known code is given tensors of the host.
+        Unlike Triton, it does not check that tensors are on the device if the code is known.
 
         Args:
             grid: numbers of programs.
-            tensors, numbers: arguments, in the kernel's order; tensors are on the current device.
+            tensors, numbers: arguments in the kernel's order. Tensors are on the current device.
         """
         places = [*map(address, tensors)]
         runtime = knobs.runtime
         active = self._driver
-        # A profiler hears of Triton's own launches by these hooks.
+        # With these hooks a profiler observes Triton's own launches.
         if active is None or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
             self._by_triton(grid, places, tensors, numbers)
             return
         device = active.get_current_device()
-        # Layers of a pass differ in their addresses only. So the key is not made again.
+        # Launches for the layers of one pass differ only in addresses, so they need no new key.
         before, dtypes, its_device, code, tail = self._latest
         if (
             numbers != before
@@ -115,7 +117,7 @@ class CachedLaunch:
             run(*grid, 1, stream, *first, *places, *tail)
 
     def forget(self) -> None:
-        """Drop all code, such as another device's."""
+        """Drop all code, for example because the device changes."""
         self.codes.clear()
         self._latest = _NEVER
         self._driver = None
@@ -132,7 +134,7 @@ class CachedLaunch:
             return
         names = self.kernel.arg_names[len(tensors) + len(numbers) :]
         last = tuple([self.constants[name] for name in names])
-        run, first, nested = in_c(compiled.run, compiled.function, compiled.packed_metadata)
+        run, first, nested = c_function(compiled.run, compiled.function, compiled.packed_metadata)
         self._driver = driver.active
         key = self.key(places, tensors, numbers, self._driver.get_current_device())
         self.codes[key] = run, first, nested, last
@@ -144,17 +146,17 @@ class CachedLaunch:
         numbers: tuple[Number, ...],
         device: int,
     ) -> tuple[object, ...]:
-        """Return a key that differs wherever Triton's does for the same constants and options.
+        """Return a key that differs whenever Triton's differs, for equal constants and options.
 
-        Types of numbers are not part of it: an argument must always have the same type. Otherwise
-        Triton's launcher converts an integer where the code takes a float, and raises TypeError for
-        a float where it takes an integer.
+        It leaves out the types of numbers, so callers must always pass a number as the same type.
+        If they do not, Triton's launcher converts an integer to the float that the code takes, and
+        raises TypeError for a float in place of an integer.
         """
         aligned = functools.reduce(operator.or_, places) % ALIGNMENT == 0
         return (
             device,
             aligned or tuple([place % ALIGNMENT == 0 for place in places]),
-            self._fixed(numbers),
+            self._specialized(numbers),
             self._dtypes(tensors),
             self._fit(numbers),
         )
@@ -163,7 +165,7 @@ class CachedLaunch:
 def row_launch(
     kernel: Any, constants: Mapping[str, int], dtypes: Sequence[int] = (0,)
 ) -> CachedLaunch:
-    """Return the launch of a kernel whose programs hold "BLOCK" elements of a row each.
+    """Return the launch of a kernel in which each program holds "BLOCK" elements of a row.
 
     `dtypes` are as in `CachedLaunch`.
     """
@@ -171,18 +173,19 @@ def row_launch(
     return CachedLaunch(kernel, constants, options, dtypes=dtypes)
 
 
-def in_c(
+def c_function(
     launcher: Any, function: int, metadata: object
 ) -> tuple[Callable[..., None], tuple[object, ...], bool]:
-    """Return the function in C behind a launcher of Triton's, and how to call it.
+    """Return the C function that a launcher of Triton's calls, and how to call it directly.
 
-    A launcher adds what it knows of the code to its arguments, each version of Triton in an order
-    of its own. So it is called once with a function in place of that in C, which notes them.
+    A launcher adds arguments of its own, in an order that depends on Triton's version. To learn
+    them, a copy of the launcher is called once with a Python function that notes its arguments in
+    place of the C function.
 
     Returns:
         The function, its arguments between the stream and the kernel's, and whether it takes the
-        kernel's as one tuple. This is the launcher itself if it does more than to call the
-        function: it allocates memory for code that needs some, or it is not Triton's.
+        kernel's as one tuple. The function is the launcher itself if that does more than call the
+        C function: because it allocates memory for the code, or because it is not Triton's.
 
     Raises:
         RuntimeError: the arguments have an unknown order.
@@ -204,7 +207,7 @@ def in_c(
     return launcher.launch, arguments[4:-1], nested
 
 
-# The functions that these return run at every launch, so each is made for its number of parts.
+# The functions returned below run at every launch, so each does only what its key needs.
 
 
 def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
@@ -217,10 +220,10 @@ def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
     return lambda tensors: tuple(map(dtype, chosen(tensors)))
 
 
-def _fits(free: int) -> Callable[[tuple[Number, ...]], object]:
-    """Return a function that tells whether the first number, if it is `free`, fits 32 bits."""
-    return (lambda numbers: -WORD <= numbers[0] < WORD) if free else _nothing
+def _fits(unspecialized: int) -> Callable[[tuple[Number, ...]], object]:
+    """Return a function that tells if the first number, when it is unspecialized, fits 32 bits."""
+    return (lambda numbers: -WORD <= numbers[0] < WORD) if unspecialized else _nothing
 
 
 def _nothing(_: Sequence[object]) -> None:
-    """Return the part of a key where nothing can differ."""
+    """Return None, the part of a key in which launches cannot differ."""

@@ -13,7 +13,7 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import DeviceLost, OutOfMemory
-from gpuscore.backends.torch.work_thread import translated
+from gpuscore.backends.torch.work_thread import translate_errors
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, InternalError
@@ -53,7 +53,7 @@ def backend(tiny_model):
 def test_what_this_torch_says_when_memory_is_short():
     """Check the installed release on this system: the wording differs between them."""
     with pytest.raises(OutOfMemory):
-        translated(lambda: torch.empty(2**45, dtype=torch.uint8), CPU)
+        translate_errors(lambda: torch.empty(2**45, dtype=torch.uint8), CPU)
 
 
 @pytest.mark.parametrize(("raised", "expected"), ERRORS)
@@ -100,10 +100,10 @@ def test_the_device_is_asked_after_an_error_that_is_not_known(monkeypatch, raise
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     with pytest.raises(type(raised)):
-        translated(fail, CUDA)
+        translate_errors(fail, CUDA)
     state["lost"] = True
     with pytest.raises(DeviceLost, match=r"then said: CUDA error: misaligned address"):
-        translated(fail, CUDA)
+        translate_errors(fail, CUDA)
 
 
 class FailingAttention:

@@ -21,7 +21,7 @@ from gpuscore_kernels.row_functions import (
     AttentionFunctions,
     DeltaFunctions,
     RowFunctions,
-    built_ahead,
+    find_prebuilt,
     load,
 )
 from gpuscore_kernels.row_functions.build import LEVELS, build_ahead
@@ -124,7 +124,7 @@ def test_an_image_needs_no_compiler(tiny_model, monkeypatch, ahead, caplog):
         if compiled:
             monkeypatch.setenv("CC", "no-such-compiler")
             for module in (compiler, rows_in_c):
-                monkeypatch.setattr(module, "built_ahead", partial(built_ahead, folder=ahead))
+                monkeypatch.setattr(module, "find_prebuilt", partial(find_prebuilt, folder=ahead))
             assert compiler.use_compiler("auto", CPU, torch.float32, ALL)
         with Scorer(str(directory), compile="on", dtype="float32") as scorer:
             result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
@@ -142,19 +142,19 @@ def test_the_cpu_chooses_its_level(ahead, dtype):
         "x86-64-v3": has | {"avx512_vl": False},
     }
     for level, features in asked.items():
-        library = built_ahead(dtype, ahead, features)
+        library = find_prebuilt(dtype, ahead, features)
         assert f"-{level}-" in library.name
         if all(torch.cpu.get_capabilities().get(name) for name in LEVELS[level]):
             load(library)
     for old in ({}, has | {"fma3": False}):
-        assert built_ahead(dtype, ahead, old) is None
+        assert find_prebuilt(dtype, ahead, old) is None
 
 
 def test_libraries_of_other_sources_are_never_taken(ahead, monkeypatch):
-    assert built_ahead(torch.float32, ahead) is not None
-    module = sys.modules[built_ahead.__module__]
+    assert find_prebuilt(torch.float32, ahead) is not None
+    module = sys.modules[find_prebuilt.__module__]
     monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-DOTHER"))
-    assert built_ahead(torch.float32, ahead) is None
+    assert find_prebuilt(torch.float32, ahead) is None
 
 
 def test_what_is_not_compiled(caplog):

@@ -140,7 +140,7 @@ def test_two_threads(scoring, rng):
 def test_threads_share_work_evenly(tiny_model):
     directory, _ = tiny_model("qwen3", hidden_size=1208)  # 128 x 1208 / 3 is no integer
     config = ModelConfig(str(directory), deterministic=True, threads=3)
-    with pytest.raises(ConfigError, match="--threads 3 .* the next lower number that does is 2"):
+    with pytest.raises(ConfigError, match="--threads 3 .* the next lower number that can is 2"):
         plan_backend(directory, config)
     assert plan_backend(directory, replace(config, threads=2)).threads == 2
     assert plan_backend(directory, replace(config, threads=3, deterministic=False)).threads == 3
@@ -159,7 +159,7 @@ def test_a_false_claim_is_refused(tiny_model, monkeypatch):
 
 def test_batches_under_one_chunk_are_refused(tiny_model):
     directory, _ = tiny_model("qwen3")
-    with pytest.raises(ConfigError, match="--max-batch-tokens 127 is under the 128"):
+    with pytest.raises(ConfigError, match="127 is too low: --deterministic needs 128"):
         plan_backend(directory, ModelConfig("x", deterministic=True, max_batch_tokens=127))
 
 

@@ -118,19 +118,18 @@ def check(model, query, items, rows, labels=LABELS):
 
 
 KINDS = [
-    ("torch", "qwen3", LABELS),
-    ("torch", "qwen3_5", LABELS),
-    ("torch", "llama_classes", [0, 1, 2]),
-    ("torch", "gemma2_tokens", [2, 0, 1]),
-    ("torch", "qwen2_prm", [1, 0]),
-    pytest.param("jax", "qwen3", LABELS, marks=needs_jax),
-    pytest.param("jax", "llama_tokens", [0, 1, 2], marks=needs_jax),
-    pytest.param("jax", "qwen2_prm", [0, 1], marks=needs_jax),
+    *(("torch", "qwen3", LABELS, size) for size in (49, 1500)),
+    *(("torch", "qwen3_5", LABELS, size) for size in (49, 1500)),
+    *(("torch", "llama_classes", [0, 1, 2], size) for size in (49, 1500)),
+    *(("torch", "gemma2_tokens", [2, 0, 1], size) for size in (49, 1500)),
+    *(("torch", "qwen2_prm", [1, 0], size) for size in (49, 1500)),
+    pytest.param("jax", "qwen3", LABELS, 300, marks=needs_jax),
+    pytest.param("jax", "llama_tokens", [0, 1, 2], 600, marks=needs_jax),  # all in one batch
+    pytest.param("jax", "qwen2_prm", [0, 1], 49, marks=needs_jax),
 ]
 
 
-@pytest.mark.parametrize("max_batch_tokens", [49, 1500])
-@pytest.mark.parametrize(("backend", "family", "labels"), KINDS)
+@pytest.mark.parametrize(("backend", "family", "labels", "max_batch_tokens"), KINDS)
 def test_as_transformers(engine_of, tiny_model, rng, backend, family, labels, max_batch_tokens):
     """With a cold cache, a prefix hit and another salt; together, alone, with an empty query."""
     engine = engine_of(family, backend=backend, max_batch_tokens=max_batch_tokens)
@@ -251,7 +250,7 @@ def found(engine, prompts, request, start=0):
 
 
 def test_bits_of_candidates_do_not_depend_on_other_prompts(engine_of, rng):
-    whole = engine_of(deterministic=True, max_batch_tokens=1000)
+    whole = engine_of(deterministic=True, max_batch_tokens=600)
     small = engine_of(deterministic=True, max_batch_tokens=150)
     begin, ids = words(rng, 150), random_ids(rng, 64)
     prompts = [np.array(begin + words(rng, n), np.int32) for n in (1, 40, 190)]

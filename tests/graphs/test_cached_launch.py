@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="it is for Linux")
 from triton.backends.nvidia.driver import CudaLauncher
 
 from gpuscore_kernels.add_rms_norm import triton as norm_module
-from gpuscore_kernels.cached_launch import in_c
+from gpuscore_kernels.cached_launch import c_function
 from graphs.device import device
 
 
@@ -47,7 +47,7 @@ def launcher(scratch=0):
 
 def test_the_function_in_c_is_called_as_by_triton():
     launched, arguments = launcher(), (4096, 8192, 7, 1.5, True)
-    run, first, nested = in_c(launched, 99, (4, 1, 0))
+    run, first, nested = c_function(launched, 99, (4, 1, 0))
     assert launched.calls == []
     run(2, 3, 1, 55, *first, *([arguments] if nested else arguments))
     launched(2, 3, 1, 55, 99, (4, 1, 0), None, None, None, *arguments)
@@ -57,7 +57,11 @@ def test_the_function_in_c_is_called_as_by_triton():
 
 def test_code_that_needs_memory_is_launched_by_tritons_launcher():
     launched = launcher(scratch=128)
-    assert in_c(launched, 99, (4, 1, 0)) == (launched, (99, (4, 1, 0), None, None, None), False)
+    assert c_function(launched, 99, (4, 1, 0)) == (
+        launched,
+        (99, (4, 1, 0), None, None, None),
+        False,
+    )
 
 
 def test_an_unknown_order_of_arguments_is_an_error(monkeypatch):
@@ -65,4 +69,4 @@ def test_an_unknown_order_of_arguments_is_an_error(monkeypatch):
         CudaLauncher, "__call__", lambda self, *arguments: self.launch(*reversed(arguments))
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="calls its function in C with"):
-        in_c(launcher(), 99, (4, 1, 0))
+        c_function(launcher(), 99, (4, 1, 0))

@@ -1,4 +1,4 @@
-"""The rotary embeddings of config.json."""
+"""Reads and checks the rotary embedding (RoPE) that config.json describes."""
 
 import math
 from dataclasses import dataclass
@@ -27,12 +27,13 @@ class YarnRope:
     """YaRN's frequency scaling (Peng et al., 2023), as in transformers (`rope_type: yarn`).
 
     Args:
-        factor: divisor of the frequencies that turn seldom within the original length.
-        original_length: the longest prompt before the scaling, in tokens.
-        beta_fast, beta_slow: turns within that length; faster pairs keep their frequency, slower
-            ones get the scaled one, and those between a mixture.
-        truncate: round the bounds of that mixture to whole pairs.
-        attention_factor: factor of cos and sin.
+        factor: divisor of the low frequencies.
+        original_length: the longest prompt that the model took before the scaling, in tokens.
+        beta_fast, beta_slow: numbers of turns within that length. A pair of columns with more than
+            `beta_fast` turns keeps its frequency. One with fewer than `beta_slow` gets the scaled
+            frequency. One between them gets a weighted mean of both.
+        truncate: round the first and last pair that get a mean to whole numbers.
+        attention_factor: cos and sin are multiplied by it.
     """
 
     factor: float
@@ -42,8 +43,11 @@ class YarnRope:
     truncate: bool
     attention_factor: float
 
-    def kept(self, theta: float, rotated: int) -> Float32Array:
-        """Return how much of its own frequency each pair keeps, from 0 to 1 [rotated / 2]."""
+    def unscaled_weights(self, theta: float, rotated: int) -> Float32Array:
+        """Return the weight of each pair's unscaled frequency, 0 to 1, as [rotated / 2].
+
+        `rotated` is the number of columns that the embedding rotates.
+        """
         low, high = (
             rotated * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
             for turns in (self.beta_fast, self.beta_slow)
@@ -61,22 +65,27 @@ class YarnRope:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """A rotary embedding. If `scaling` is a number, all positions are divided by it (`linear`)."""
+    """A rotary embedding.
+
+    `scaling` is a number for `rope_type: linear`, which divides all positions by it.
+    """
 
     theta: float
     scaling: Llama3Rope | YarnRope | float | None = None
 
 
 def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 10000.0) -> Rope:
-    """The rotary embedding: transformers 5 writes `rope_parameters`, older files `rope_scaling`.
+    """Read the rotary embedding.
+
+    transformers 5 writes it as `rope_parameters`; older versions wrote `rope_scaling`.
 
     Args:
         raw: the configuration.
-        layer_type: the entry of nested `rope_parameters`, in architectures that have several.
-        theta: the architecture's default.
+        layer_type: which entry of `rope_parameters` to read, if it has one for each layer type.
+        theta: the architecture's default for `rope_theta`.
 
     Raises:
-        ConfigError: both keys exist and differ, or one holds something that is not supported.
+        ConfigError: the two keys disagree, or one holds a value that is not supported.
     """
     written = {key: raw.get(key) for key in ("rope_parameters", "rope_scaling") if raw.get(key)}
     if layer_type is not None and isinstance(nested := written.get("rope_parameters"), dict):
@@ -102,7 +111,7 @@ def _rope(raw: RawConfig, key: str, fields: Any, layer_type: str | None, theta: 
     return Rope(base.number("rope_theta", theta), _rope_scaling(raw, key, RawConfig(fields)))
 
 
-# rope_type -> the keys that it has besides the type itself and theta.
+# The keys that each rope_type allows besides the type itself and theta.
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -149,7 +158,8 @@ def _rope_scaling(
     if kind == "default":
         return None
     factor = rope.number("factor")
-    if kind == "dynamic":  # changes prompts over max_position_embeddings only, which are refused
+    if kind == "dynamic":
+        # It only changes prompts over max_position_embeddings, which we refuse.
         return None
     if kind == "linear":
         return factor

@@ -55,8 +55,8 @@ class PallasAttend:
         page_size = pool.pages.shape[2]
         assert block == tiling.prefix_pages * page_size  # noqa: S101  (blocks share buffers)
         fields = jnp.pad(jnp.stack(tiles.rows), ((0, FIELDS - len(tiles.rows)), (0, 0)))
-        of_rows = fields.reshape(FIELDS, tile_count, rows).transpose(1, 0, 2)
-        of_keys = jnp.stack([tables.seen_until, tables.positions]).reshape(2, -1, block)
+        row_fields = fields.reshape(FIELDS, tile_count, rows).transpose(1, 0, 2)
+        key_fields = jnp.stack([tables.seen_until, tables.positions]).reshape(2, -1, block)
         members = min(heads.together, heads.kv) * heads.group * rows
         scalars = (
             jnp.stack([layer, window, count]),
@@ -98,7 +98,7 @@ class PallasAttend:
             cost_estimate=cost(heads, tokens, tiling, q.dtype.itemsize),
             interpret=self.interpret,
             name="attend",
-        )(*scalars, of_rows, of_keys.transpose(1, 0, 2), q, kv, pool.pages)
+        )(*scalars, row_fields, key_fields.transpose(1, 0, 2), q, kv, pool.pages)
 
 
 def cost(heads: Heads, tokens: int, tiling: TileSizes, itemsize: int) -> pl.CostEstimate:

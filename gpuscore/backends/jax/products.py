@@ -1,6 +1,7 @@
-"""Matrix products with float32 sums and an explicit precision; reading and writing of rows.
+"""Matrix products that sum in float32, and functions that read and write rows of arrays.
 
-By default XLA multiplies float32 numbers in TF32 on CUDA and in bfloat16 on TPUs.
+The precision of each product is explicit, because by default XLA multiplies float32 numbers in TF32
+on CUDA and in bfloat16 on TPUs.
 """
 
 from collections.abc import Callable
@@ -11,23 +12,28 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-MOST = 127  # a row's largest magnitude in int8; see `gpuscore_kernels.quantized`
-EPS = float(jnp.finfo(jnp.float32).eps)  # scale of a row of zeros
+MOST = 127  # a row's largest magnitude after scaling to int8; see `gpuscore_kernels.quantized`
+EPS = float(jnp.finfo(jnp.float32).eps)  # the scale that a row of zeros gets
 
-Dims: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # of the left side, of the right side
+Dims: TypeAlias = tuple[
+    tuple[int, ...], tuple[int, ...]
+]  # dimensions of the left array, and of the right one
 
 
 def contract(left: Array, right: Array, over: Dims, batch: Dims = ((), ())) -> Array:
-    """Multiply; the result is float32, not rounded to the inputs' dtype."""
+    """Multiply over the dimensions `over`; the result is float32.
+
+    On a CPU the inputs are converted to float32 first. Nothing changes in the result.
+    """
     product = partial(multiply, over=over, batch=batch)
     if left.dtype == jnp.float32:
         return product(left, right)
-    # Widening changes no result; without it, a CPU that lacks instructions for the dtype is slow.
+    # Without the conversion, a CPU that lacks instructions for the dtype is slow.
     return lax.platform_dependent(left, right, cpu=partial(_widened, product), default=product)
 
 
 def multiply(left: Array, right: Array, over: Dims, batch: Dims = ((), ())) -> Array:
-    """Multiply on the device, with a float32 result.
+    """Multiply without a conversion of the inputs; the result is float32.
 
     Products of bfloat16 or float16 numbers are exact in float32, so they need no higher precision.
     """
@@ -46,7 +52,7 @@ def _widened(product: "partial[Array]", left: Array, right: Array) -> Array:
 
 
 class Quantized(NamedTuple):
-    """A weight in int8 with a scale per row; or all layers' weights, with a dimension in front."""
+    """A weight in int8 with a scale per row; in front may be a dimension over layers."""
 
     weight: Array  # [B, A]
     scale: Array  # [B], float32
@@ -69,12 +75,12 @@ def linear(x: Array, weight: Array | Quantized, bias: Array | None = None) -> Ar
 
 def _product(x: Array, weight: Array | Quantized) -> Array:
     if isinstance(weight, Quantized):
-        return _in_eight_bits(x, weight)
+        return _int8_product(x, weight)
     return contract(x, weight.astype(x.dtype), ((1,), (1,)))
 
 
-def _in_eight_bits(x: Array, weight: Quantized) -> Array:
-    """Quantise each row of x and multiply; sums are exact, the result is float32."""
+def _int8_product(x: Array, weight: Quantized) -> Array:
+    """Quantise each row of x to int8 and multiply; the sums are exact, the result is float32."""
     wide = x.astype(jnp.float32)
     scale = _divided(jnp.abs(wide).max(axis=1), jnp.float32(MOST))
     scale = jnp.where(scale == 0, EPS, scale)
@@ -86,29 +92,29 @@ def _in_eight_bits(x: Array, weight: Quantized) -> Array:
 
 
 def _divided(x: Array, by: Array) -> Array:
-    """Divide, rounding once.
+    """Divide, with one rounding.
 
-    XLA turns a division by a broadcast number into a product with its reciprocal. Then numbers half
-    way between two integers would be rounded to another integer than torch rounds them to.
+    XLA replaces a division by a broadcast number by a product with its reciprocal, which rounds
+    twice. A quotient half way between two integers would then be rounded otherwise than in torch.
     """
     return x / lax.optimization_barrier(jnp.broadcast_to(by, x.shape))
 
 
-# Places are known to be in range. NumPy's rules for negative and out-of-range places need a dozen
-# operations around every access, and XLA takes longer to compile those than everything else.
+# The functions below assume that all indices are in range. NumPy's rules for other indices need a
+# dozen operations at every access, which XLA takes longer to compile than all the rest.
 
 
 def chosen(x: Array, places: Array) -> Array:
-    """Return the rows of x at `places` [n], as [n, ...]."""
+    """Return the rows of x at the indices `places` [n], as [n, ...]."""
     return as_bits(x, lambda bits: bits.at[places].get(mode="promise_in_bounds"))
 
 
 def as_bits(x: Array, read: Callable[[Array], Array]) -> Array:
-    """Return `read(x)`; on a CPU, numbers of 16 bits are read as integers and converted back.
+    """Return `read(x)`; on a CPU, read an x of 16-bit numbers as integers to save memory.
 
-    XLA on a CPU converts all of such an x to float32 before a loop that reads a part in each step:
-    0.6 GiB for a head of 151,936 tokens; as integers it copies half of that. On a TPU it would copy
-    all of x, where otherwise it copies nothing.
+    If a loop reads a part of such an x in each step, XLA on a CPU first converts all of it to
+    float32, which takes 0.6 GiB for the label head of 151,936 tokens. Integers take half of that.
+    On a TPU, XLA copies nothing, but would copy all of x as integers.
     """
     if x.dtype.itemsize != 2:
         return read(x)
@@ -120,16 +126,16 @@ def _bits(read: Callable[[Array], Array], x: Array) -> Array:
 
 
 def part(x: Array, start: Array, size: int) -> Array:
-    """Return `size` rows of x from `start` on."""
+    """Return `size` rows of x, the first one at `start`."""
     return lax.dynamic_slice_in_dim(x, start, size, allow_negative_indices=False)
 
 
 def one_of(x: Array, place: Array) -> Array:
-    """Return the entry of x [n] at `place`, as []."""
+    """Return the entry of x [n] at index `place`, as []."""
     return part(x, place, 1)[0]
 
 
 def put(x: Array, values: Array, start: ArrayLike) -> Array:
-    """Return x with its rows from `start` on replaced by `values`."""
+    """Return x with `values` in place of its rows that begin at `start`."""
     zeros = (jnp.int32(0),) * (x.ndim - 1)
     return lax.dynamic_update_slice(x, values, (start, *zeros), allow_negative_indices=False)

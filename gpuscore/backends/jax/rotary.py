@@ -34,7 +34,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
     if isinstance(rope.scaling, Llama3Rope):
         return _llama3_scaled(frequencies, rope.scaling)
     if isinstance(rope.scaling, YarnRope):
-        kept = rope.scaling.kept(rope.theta, head_dim)
+        kept = rope.scaling.unscaled_weights(rope.theta, head_dim)
         return frequencies / np.float32(rope.scaling.factor) * (1 - kept) + frequencies * kept
     return frequencies / np.float32(rope.scaling or 1)
 

@@ -1,4 +1,8 @@
-"""The body of the Pallas kernel (`kernel`), which computes one tile of query rows."""
+"""The attention kernel for TPUs, written in Pallas: each program computes one tile of query rows.
+
+`kernel.py` launches it and describes the algorithm. Keys and values are read block by block: first
+the cached blocks of each request's prefix, then the blocks of the batch's own tokens.
+"""
 
 import math
 from collections.abc import Iterator
@@ -14,14 +18,15 @@ from gpuscore.backends.jax.attention import LOWEST
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.products import multiply
 
-LANES = 128  # a number for each row is repeated in so many columns
+LANES = 128  # columns of a tile on the chip; one number per row is repeated in all of them
 
-# Request, block of its pages, entry of the tile's own blocks: the place of one block of keys.
+# Which block of keys is next: the request, the block of its cached prefix, and the index in the
+# tile's list of the batch's own blocks.
 Place: TypeAlias = tuple[Array, Array, Array]
 
 
 class Refs(NamedTuple):
-    """Arguments of the kernel; the numbers up to `pages` are prefetched before it begins."""
+    """Arguments of the kernel; those up to `pages` are prefetched before it begins."""
 
     numbers: Any  # layer, window, number of rows
     own_start: Any  # see `layout.Bounds`
@@ -33,34 +38,35 @@ class Refs(NamedTuple):
     prefix_lens: Any
     block_starts: Any
     pages: Any
-    of_rows: Any  # [1, FIELDS, rows]
-    of_keys: Any  # [blocks, 2, keys]
+    row_fields: Any  # [1, FIELDS, rows] numbers of each query row
+    key_fields: Any  # [blocks, 2, keys] numbers of each key of the batch
     q: Any  # [rows, H * span]
-    kv: Any  # [front + T + front, 2 * width], not on the chip
+    kv: Any  # [front + T + front, 2 * width] of the batch's own tokens, not on the chip
     pool: Any  # [layers, pages, page size, 2 * width], not on the chip
     out: Any  # [rows, H * span]
-    buffer: Any  # [2, keys, 2 * width]
+    buffer: Any  # [2, keys, 2 * width]; one half is read while the other is filled
     queries: Any  # [spans, members, span]; members are rows of each head of a span
-    sums: Any  # [spans, members, span]
-    most: Any  # [spans, members, LANES] largest score, not scaled
-    total: Any
-    seen: Any  # [rows, keys] 0 for a key that a row sees, otherwise -inf
+    sums: Any  # [spans, members, span] weighted sums of the values
+    max_score: Any  # [spans, members, LANES] largest score so far, before scaling
+    weight_sum: Any  # [spans, members, LANES] sum of the softmax weights
+    mask: Any  # [rows, keys] 0 where a row sees a key, otherwise -inf
     semaphores: Any  # [2]
 
 
 @dataclass(frozen=True, slots=True)
 class TileProgram:
-    """One tile of query rows, and its way through the blocks of keys."""
+    """The computation of one tile of query rows, block of keys by block of keys."""
 
     heads: Heads
     scale: float
     windowed: bool
     front: int
     refs: Refs
-    tile: Array  # its number
+    tile: Array  # number of the tile
 
     @property
     def keys(self) -> int:
+        """Number of keys in a block."""
         return int(self.refs.buffer.shape[1])
 
     def run(self) -> None:
@@ -75,7 +81,7 @@ class TileProgram:
         @pl.when(tile * rows < refs.numbers[2])
         def some_rows() -> None:
             self._begin(rows)
-            self._go_through(refs.of_rows[0].T)
+            self._add_blocks(refs.row_fields[0].T)
             self._finish(rows)
 
     def _begin(self, rows: int) -> None:
@@ -85,19 +91,19 @@ class TileProgram:
             at = pl.ds(place * rows, rows)
             refs.queries[span, at] = refs.q[:, pl.ds(head * span_of, span_of)]
         refs.sums[...] = jnp.zeros_like(refs.sums)
-        refs.most[...] = jnp.full_like(refs.most, LOWEST)
-        refs.total[...] = jnp.zeros_like(refs.total)
+        refs.max_score[...] = jnp.full_like(refs.max_score, LOWEST)
+        refs.weight_sum[...] = jnp.zeros_like(refs.weight_sum)
 
     def _finish(self, rows: int) -> None:
         refs = self.refs
         span_of = self.heads.span
         for span, place, head in _placed(self.heads):
             at = pl.ds(place * rows, rows)
-            done = refs.sums[span, at] / refs.total[span, at, :1]
+            done = refs.sums[span, at] / refs.weight_sum[span, at, :1]
             refs.out[:, pl.ds(head * span_of, span_of)] = done.astype(refs.out.dtype)
 
-    def _go_through(self, columns: Array) -> None:
-        """Add all blocks; `columns` is [rows, FIELDS]."""
+    def _add_blocks(self, columns: Array) -> None:
+        """Add all blocks to the softmax; `columns` is [rows, FIELDS]."""
         refs = self.refs
         tile = self.tile
 
@@ -105,21 +111,20 @@ class TileProgram:
             place, half = state
             following = self._after(place)
 
-            @pl.when(self._is_there(following))
+            @pl.when(self._exists(following))
             def copy_next() -> None:
                 self._begin_copy(following, 1 - half)
 
-            self._of_batch(
-                jnp.int32(0), half
-            ).wait()  # for as many bytes, whichever copy they are of
+            # Waiting counts bytes, and every block has as many. So any block will do here.
+            self._own_copy(jnp.int32(0), half).wait()
 
             @pl.when(self._in_prefix(place))
             def of_prefix() -> None:
-                self._mark_prefix(place, half, columns)
+                self._mask_prefix(place, half, columns)
 
             @pl.when(~self._in_prefix(place))
             def of_batch() -> None:
-                self._mark_own(place, columns)
+                self._mask_own(place, columns)
 
             self._add(half)
             return following, 1 - half
@@ -127,24 +132,24 @@ class TileProgram:
         request = refs.request_start[tile]
         begin = request, self._first_block(request), refs.own_start[tile]
         self._begin_copy(begin, jnp.int32(0))
-        lax.while_loop(lambda state: self._is_there(state[0]), add_block, (begin, jnp.int32(0)))
+        lax.while_loop(lambda state: self._exists(state[0]), add_block, (begin, jnp.int32(0)))
 
     def _in_prefix(self, place: Place) -> Array:
         last: Array = self.refs.request_stop[self.tile]
         return place[0] < last
 
-    def _is_there(self, place: Place) -> Array:
+    def _exists(self, place: Place) -> Array:
         last: Array = self.refs.own_stop[self.tile]
         return self._in_prefix(place) | (place[2] < last)
 
     def _stop(self, request: Array) -> Array:
-        """Return the end of a request's blocks."""
+        """Return the number of the block after a request's last one."""
         starts = self.refs.block_starts
         stop: Array = starts[jnp.minimum(request + 1, starts.shape[0] - 1)]
         return stop
 
     def _first_block(self, request: Array) -> Array:
-        """Return the first of a request's blocks in which a row of the tile may see a key."""
+        """Return a request's first block that holds a key which a row of the tile may see."""
         start: Array = self.refs.block_starts[request]
         if not self.windowed:
             return start
@@ -153,6 +158,7 @@ class TileProgram:
         return jnp.maximum(start, near)
 
     def _after(self, place: Place) -> Place:
+        """Return the block that follows."""
         request, block, own = place
         of_prefix = self._in_prefix(place)
         ends = of_prefix & (block + 1 >= self._stop(request))
@@ -180,10 +186,10 @@ class TileProgram:
 
         @pl.when(~self._in_prefix(place))
         def copy_own() -> None:
-            self._of_batch(refs.own_blocks[place[2]], half).start()
+            self._own_copy(refs.own_blocks[place[2]], half).start()
 
-    def _of_batch(self, block: Array, half: Array) -> Any:
-        """Return the copy of a block of the batch's keys and values."""
+    def _own_copy(self, block: Array, half: Array) -> Any:
+        """Return the copy of a block of the batch's own keys and values, not started."""
         refs = self.refs
         start = pl.multiple_of(self.front + block * self.keys, self.keys)
         there = refs.buffer.at[half]
@@ -191,7 +197,7 @@ class TileProgram:
             refs.kv.at[pl.ds(start, self.keys)], there, refs.semaphores.at[half]
         )
 
-    def _mark_prefix(self, place: Place, half: Array, columns: Array) -> None:
+    def _mask_prefix(self, place: Place, half: Array, columns: Array) -> None:
         refs = self.refs
         keys = self.keys
         request, block, _ = place
@@ -201,7 +207,7 @@ class TileProgram:
         visible = (columns[:, 2:3] == request) & (key < length)
         if self.windowed:
             visible &= key > columns[:, 1:2] - refs.numbers[1]
-        refs.seen[...] = jnp.where(visible, 0.0, -jnp.inf)
+        refs.mask[...] = jnp.where(visible, 0.0, -jnp.inf)
 
         @pl.when(first + keys > length)
         def clear_rest() -> None:
@@ -210,22 +216,22 @@ class TileProgram:
             held = refs.buffer[half]
             refs.buffer[half] = jnp.where(inside, held, jnp.zeros_like(held))
 
-    def _mark_own(self, place: Place, columns: Array) -> None:
+    def _mask_own(self, place: Place, columns: Array) -> None:
         refs = self.refs
         block = self.refs.own_blocks[place[2]]
         key = block * self.keys + lax.broadcasted_iota(jnp.int32, (1, self.keys), 1)
-        of_keys = refs.of_keys[block]
-        visible = (key <= columns[:, :1]) & (of_keys[:1] > columns[:, :1])
+        key_fields = refs.key_fields[block]
+        visible = (key <= columns[:, :1]) & (key_fields[:1] > columns[:, :1])
         if self.windowed:
-            visible &= of_keys[1:] > columns[:, 1:2] - refs.numbers[1]
-        refs.seen[...] = jnp.where(visible, 0.0, -jnp.inf)
+            visible &= key_fields[1:] > columns[:, 1:2] - refs.numbers[1]
+        refs.mask[...] = jnp.where(visible, 0.0, -jnp.inf)
 
     def _add(self, half: Array) -> None:
-        """Add the block in that half of the buffer to the softmax of every head."""
+        """Add the block in a half of the buffer to the softmax of every head."""
         refs = self.refs
         heads = self.heads
         rows = self.refs.q.shape[0]
-        # One product less for each score: exp(scale * x) = 2 ** (to_exponent * x).
+        # exp(scale * x) = 2 ** (to_exponent * x), which saves a product for each score.
         to_exponent = self.scale * math.log2(math.e)
         for span in range(heads.spans):
             members = len(_members(heads, span)) * rows
@@ -236,32 +242,33 @@ class TileProgram:
             )
             scores = multiply(refs.queries[of_span], k, ((1,), (1,)))
             split = scores.reshape(-1, rows, self.keys)
-            # Not a sum, because a hidden key may be NaN.
-            scores = jnp.where(refs.seen[...] == 0, split, -jnp.inf).reshape(scores.shape)
-            before = refs.most[span, :members, :1]
+            # Selected, not added: the score of a key that is not seen may be NaN.
+            scores = jnp.where(refs.mask[...] == 0, split, -jnp.inf).reshape(scores.shape)
+            before = refs.max_score[span, :members, :1]
             most = jnp.maximum(before, scores.max(-1, keepdims=True))
             weights = jnp.exp2((scores - most) * to_exponent)
             shrunk = jnp.exp2((before - most) * to_exponent)
-            total = refs.total[span, :members, :1] * shrunk + weights.sum(-1, keepdims=True)
+            total = refs.weight_sum[span, :members, :1] * shrunk + weights.sum(-1, keepdims=True)
             part = multiply(weights.astype(v.dtype), v, ((1,), (0,)))
             refs.sums[of_span] = refs.sums[of_span] * shrunk + part
-            refs.total[of_span] = jnp.broadcast_to(total, (members, LANES))
-            refs.most[of_span] = jnp.broadcast_to(most, (members, LANES))
+            refs.weight_sum[of_span] = jnp.broadcast_to(total, (members, LANES))
+            refs.max_score[of_span] = jnp.broadcast_to(most, (members, LANES))
 
 
 def kernel(heads: Heads, scale: float, windowed: bool, front: int, *refs: Any) -> None:
+    """Compute one tile; Pallas runs this as one program."""
     number = pl.program_id(0)
     TileProgram(heads, scale, windowed, front, refs=Refs(*refs), tile=number).run()
 
 
 def _placed(heads: Heads) -> Iterator[tuple[int, int, int]]:
-    """Yield each query head's span, its place in the span, and its number."""
+    """Yield the span of each query head, its index in the span, and its number."""
     for span in range(heads.spans):
         for place, head in enumerate(_members(heads, span)):
             yield span, place, head
 
 
 def _members(heads: Heads, span: int) -> range:
-    """Return the query heads whose keys stand in a span."""
+    """Return the numbers of the query heads whose keys are in a span."""
     of_span = heads.together * heads.group
     return range(span * of_span, min((span + 1) * of_span, heads.query))

@@ -1,4 +1,7 @@
-"""Reads `DecoderWeights` from a model directory, with the layers' weights stacked."""
+"""Reads `DecoderWeights` from a model directory; equal parts of all layers become one array.
+
+`KeptBytes` keeps the memory that a compiled program takes, for the next start.
+"""
 
 import hashlib
 import logging
@@ -21,7 +24,7 @@ from gpuscore.backends.jax.decoder import DecoderWeights, LayerWeights
 from gpuscore.backends.jax.products import Quantized
 from gpuscore.errors import ConfigError
 
-# Field of `LayerWeights` -> the parts of the checkpoint that are stacked in it.
+# For each field of `LayerWeights`, the parts of the checkpoint that it joins.
 PARTS = {
     "input_layernorm": ("input_norm",),
     "qkv_proj": ("q", "k", "v"),
@@ -36,7 +39,8 @@ PARTS = {
     "down_proj": ("down",),
     "down_bias": ("down_bias",),
 }
-INNER = ("head_inner", "head_inner_bias")  # of a head of two layers
+# The parts of the first layer, if the label head has two.
+INNER_HEAD_PARTS = ("head_inner", "head_inner_bias")
 
 
 def load_weights(
@@ -50,13 +54,14 @@ def load_weights(
 
     Args:
         directory, architecture: the checkpoint, and what its config.json describes.
-        dtype, device: what the weights become, and where they are put.
-        precision: "full"; "int8"; or "w8a16": weights of a quantised checkpoint are converted to
-            `dtype`.
+        dtype: the dtype of the weights that are not in int8.
+        device: where the weights are put.
+        precision: "full"; "int8", which keeps quantised weights in int8; or "w8a16", which
+            converts quantised weights to `dtype`.
 
     Raises:
-        ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite; or
-            a linear layer is quantised in some layers of the model only.
+        ConfigError: a file or tensor is missing, not used, of the wrong shape or not finite; or
+            with "int8", a linear layer is not quantised.
     """
     with CheckpointFiles(directory, architecture, "np") as files:
         form = np.dtype(jnp.dtype(dtype))
@@ -66,7 +71,7 @@ def load_weights(
 def weight_shapes_of(
     architecture: Architecture, dtype: str, precision: Precision
 ) -> DecoderWeights:
-    """Return the shapes of the result of `load_weights`; no tensor is read."""
+    """Return the shapes and dtypes of what `load_weights` would return, without reading tensors."""
     config = architecture.config
     shapes = weight_shapes(architecture.config)
 
@@ -86,7 +91,7 @@ def weight_shapes_of(
     layers = LayerWeights(**{name: field(parts) for name, parts in PARTS.items()})
     embed, norm = (shaped(shapes[part]) for part in ("embed", "final_norm"))
     head = shaped((config.label_rows, config.head_width))
-    inner = [shaped(shapes[part]) for part in INNER if part in config.head_parts]
+    inner = [shaped(shapes[part]) for part in INNER_HEAD_PARTS if part in config.head_parts]
     return DecoderWeights(embed, layers, norm, head, *inner)
 
 
@@ -114,7 +119,11 @@ class _Reader:
             layers=LayerWeights(**{field: self._field(parts) for field, parts in PARTS.items()}),
             norm=self._put(self._tensor("final_norm", names["final_norm"])),
             lm_head=embed if tied else self._head(names),
-            **{part: self._put(self._tensor(part, names[part])) for part in INNER if part in names},
+            **{
+                part: self._put(self._tensor(part, names[part]))
+                for part in INNER_HEAD_PARTS
+                if part in names
+            },
         )
         self.files.refuse_left_over(names["lm_head"] if tied else None)
         return weights
@@ -128,14 +137,14 @@ class _Reader:
         return self._put(head)
 
     def _field(self, parts: tuple[str, ...]) -> Any:
-        """Read parts of all layers that are one field of `LayerWeights`; None if there are none."""
+        """Read one field of `LayerWeights` for all layers; None if the model does not have it."""
         if parts[0] not in self.architecture.layer_weights[0]:
             return None
         in_int8 = self.precision == "int8" and parts[0] in LINEAR
         return self._quantized(parts) if in_int8 else self._stacked(parts)
 
     def _stacked(self, parts: tuple[str, ...]) -> Array:
-        """Stack parts over layers; a second copy exists while it is moved to the device."""
+        """Stack parts of all layers; the host holds a copy until the device has them."""
         first = self._one(parts, 0)
         count = self.architecture.config.num_layers
         every = np.empty((count, *first.shape), self.dtype)
@@ -145,7 +154,7 @@ class _Reader:
         return self._put(every)
 
     def _quantized(self, parts: tuple[str, ...]) -> Quantized:
-        """Stack weights of layers in int8, and their scales."""
+        """Stack the int8 weights of all layers, and their scales."""
         pairs = [
             self._one_quantized(parts, layer)
             for layer in range(self.architecture.config.num_layers)
@@ -161,14 +170,14 @@ class _Reader:
         return np.concatenate([self._tensor(part, self._name(part, layer)) for part in parts])
 
     def _in_int8(self, part: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a weight [O, K] in int8 and its scales [O]."""
+        """Read a weight in int8 [O, K] and its scales [O]."""
         name = self._name(part, layer)
         scale = self.files.scale(part, name)
         weight = self.files.tensor(part, name)
         if scale is None:
             raise ConfigError(
-                f"tensor {name} is not quantised, others of the checkpoint are; --backend jax "
-                "needs all alike; supported: --quantization w8a16"
+                f"tensor {name} is not quantised, but other tensors of the checkpoint are; "
+                "--backend jax needs all of them quantised; supported: --quantization w8a16"
             )
         wide = _finite(name, scale.astype(np.float32).reshape(-1))
         return weight, np.broadcast_to(wide, len(weight))
@@ -211,11 +220,11 @@ logger = logging.getLogger(__name__)
 
 
 class KeptBytes:
-    """The memory of one compiled program, in a file beside it, for the next start's plan.
+    """The file that holds how much memory a compiled program takes; the next start plans with it.
 
     Args:
-        directory: where JAX keeps compiled programs; None = nothing is kept.
-        identity: everything that the figure depends on.
+        directory: where JAX keeps compiled programs; None = keep nothing.
+        identity: everything that the number of bytes depends on.
     """
 
     def __init__(self, directory: str | None, identity: str) -> None:
@@ -223,14 +232,14 @@ class KeptBytes:
         self._path = None if directory is None else Path(directory) / name
 
     def read(self) -> int | None:
-        """Return the bytes; None if none are kept."""
+        """Return the kept number of bytes; None if there is none."""
         if self._path is None or not self._path.exists():
             return None
         text = self._path.read_text(encoding="ascii", errors="replace")
         return int(text) if text.isdecimal() else None
 
     def write(self, count: int) -> None:
-        """Keep the bytes; a directory that cannot be written gives a warning."""
+        """Keep the number of bytes; log a warning if the file cannot be written."""
         if self._path is None:
             return
         part = self._path.with_suffix(f".{os.getpid()}")

@@ -54,7 +54,7 @@ from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.backends.torch.start_check import WideHead, reference
 from gpuscore.backends.torch.weights import DecoderWeights, shortened
-from gpuscore.backends.torch.work_thread import Done, WorkThread, translated
+from gpuscore.backends.torch.work_thread import Done, WorkThread, translate_errors
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
@@ -101,7 +101,7 @@ class TorchBackend:
         self.device = plan.device
         self._impl: Implementation = "triton" if plan.kernels else "reference"
         self._group = group
-        config = plan.part
+        config = plan.shard_config
         self._thread = WorkThread(
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
@@ -179,7 +179,7 @@ class TorchBackend:
             self._set_up()
 
     def extend(self, batch: PackedBatch) -> Launched:
-        work = partial(translated, lambda: self.launcher.launch(batch), self.device)
+        work = partial(translate_errors, lambda: self.launcher.launch(batch), self.device)
         # While another batch is in flight the device has work, and the caller a next batch to plan.
         here = not self._uncollected and self.launcher.is_quick(batch)
         pending: Launched = self._thread.do(work) if here else self._thread.submit(work)
@@ -188,13 +188,13 @@ class TorchBackend:
 
     def collect(self, pending: Launched) -> RowScores:
         self._uncollected.discard(pending)
-        return translated(pending.result(), self.device)
+        return translate_errors(pending.result(), self.device)
 
     def close(self) -> None:
         self._thread.close()
 
     def _run(self, run: Callable[[], ResultT]) -> Future[ResultT]:
-        return self._thread.submit(partial(translated, run, self.device))
+        return self._thread.submit(partial(translate_errors, run, self.device))
 
     @property
     def _longest(self) -> int:
@@ -331,7 +331,7 @@ class TorchBackend:
             lambda: captured.append(self._run(self.launcher.capture).result()),
         )
         each = -(-taken // max(1, captured[0]))
-        count = -(-each * (captured[0] + 1) * self.plan.part.num_layers // layers)
+        count = -(-each * (captured[0] + 1) * self.plan.shard_config.num_layers // layers)
         logger.info("memory: executables of graphs %s", mebibytes(count))
         return count
 

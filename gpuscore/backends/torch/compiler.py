@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.row_functions.build import built_ahead
+from gpuscore_kernels.row_functions.build import find_prebuilt
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"device is {device.type}; supported: cpu"
     if sys.platform != "linux":
         return f"the system is {sys.platform}; supported: linux"
-    if shutil.which(cc()) is None and built_ahead(dtype) is None:
+    if shutil.which(cc()) is None and find_prebuilt(dtype) is None:
         return f"there is no C compiler {cc()}; install gcc"
     return None
 

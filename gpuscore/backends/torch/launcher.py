@@ -1,6 +1,7 @@
-"""Launchers, which run a batch on the device, and the label heads of `PlainLauncher`.
+"""Launchers, which run a batch on the device, and the label heads that they use.
 
-`PlainLauncher` is for any device and any kernels; `graph_launcher` is for our own kernels on CUDA.
+`PlainLauncher` works with any device and any kernels. `graph_launcher` has another launcher, which
+runs our Triton kernels as CUDA graphs.
 """
 
 from abc import ABC, abstractmethod
@@ -37,16 +38,16 @@ class Head(Protocol):
     def statistics(
         self, hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int
     ) -> VocabStatistics:
-        """Return log-sum-exp and most probable tokens of these rows, [M] and [M, num_top]."""
+        """Return the log-sum-exp [M] and the most probable tokens [M, num_top] of these rows."""
 
 
 class WholeHead:
-    """The head of one process.
+    """A label head over the whole vocabulary; `ShardedVocabulary` divides it between ranks.
 
     Args:
-        impl: the implementation of its kernels.
-        softcap: limits the logits; None = no limit.
-        products: computes the products of few rows in the place of the reference.
+        impl: which implementation of the kernels to call.
+        softcap: limit of the logits; None = no limit.
+        products: replaces the reference's matrix product for few rows.
     """
 
     def __init__(
@@ -77,7 +78,10 @@ Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
 
 
 class Launcher(ABC):
-    """Forward passes of one model over one KV pool, without CUDA graphs unless a class has them."""
+    """Runs forward passes of one model over one KV pool.
+
+    The methods about CUDA graphs do nothing unless a subclass has graphs.
+    """
 
     decoder: Decoder
 
@@ -88,19 +92,19 @@ class Launcher(ABC):
     def is_quick(self, batch: PackedBatch) -> bool:
         """True if `launch` takes about a millisecond, because the batch has a graph.
 
-        A batch without a graph is launched by the thread that was measured at start, because that
-        thread has a cuBLAS workspace already.
+        Any thread may launch a graph. A batch without a graph belongs on the backend's thread,
+        whose cuBLAS workspace was allocated when memory was measured at start.
         """
         return False
 
     def capture(self) -> int:
-        """Capture the CUDA graphs that are missing, if there are any, and check each; blocks.
+        """Capture the missing CUDA graphs, check each of them, and wait until that is done.
 
         Returns:
-            How many were captured.
+            The number of captured graphs.
 
         Raises:
-            ConfigError: a graph computes other numbers than single launches do.
+            ConfigError: a graph's results differ from those of single launches.
         """
         return 0
 
@@ -112,7 +116,7 @@ class Launcher(ABC):
 
 
 class PlainLauncher(Launcher):
-    """Launches operator after operator; the batch is done when `launch` returns."""
+    """Launches one operator after another; when `launch` returns, the scores are known."""
 
     def __init__(
         self,
@@ -169,13 +173,13 @@ class PlainLauncher(Launcher):
 
 
 def label_rows(batch: PackedBatch) -> np.ndarray:
-    """Number of the scored row that each label belongs to, int64 [L]."""
+    """Return the number of the scored row that each label belongs to, int64 [L]."""
     ends = batch.cu_labels
     return np.arange(len(batch.score_rows)).repeat(ends[1:] - ends[:-1])
 
 
 def statistics_rows(batch: PackedBatch) -> np.ndarray:
-    """Numbers of the scored rows that need the whole vocabulary (lse or top token), int64."""
+    """Return the numbers of the scored rows that need log-sum-exp or top tokens, int64."""
     if batch.num_top:
         return np.arange(len(batch.score_rows))
     return batch.need_lse.nonzero()[0]
@@ -188,9 +192,9 @@ def row_scores(
 
     Args:
         batch: the batch that was run.
-        logits: [L]; these and other arrays are kept if they are float32.
-        statistics: arrays over the wanted rows: no array; lse; or lse, top_ids and top_logits,
-            where top_ids and top_logits are [rows, num_top] or flat.
+        logits: [L]; float32 arrays are not copied.
+        statistics: arrays over `statistics_rows`: none; lse; or lse, top_ids and top_logits.
+            top_ids and top_logits are [rows, num_top] or flat.
     """
     logits = logits.astype(np.float32, copy=False)
     if not statistics:
@@ -202,23 +206,23 @@ def row_scores(
         lse[statistics_rows(batch)] = known_lse
     if len(statistics) == 1:
         return RowScores(logits, lse, None, None)
-    # num_top makes every scored row a wanted one.
+    # With num_top, `statistics_rows` are all scored rows.
     top_ids, top_logits = (part.reshape(-1, batch.num_top) for part in statistics[1:])
     best = top_logits.astype(np.float32, copy=False)
     return RowScores(logits, lse, top_ids.astype(np.int32, copy=False), best)
 
 
 class ShardedVocabulary:
-    """This rank's tokens of the embedding and the head, of a vocabulary that the ranks divide.
+    """This rank's part of the embedding and of the label head; each rank holds some tokens.
 
-    No row of logits over the vocabulary leaves a rank: for each scored row the ranks exchange the
-    log-sum-exp and the most probable tokens, and add up the logits of labels, each known to one
-    rank.
+    Ranks never exchange logits of the whole vocabulary. For each scored row they exchange the
+    log-sum-exp and the most probable tokens. A label's logit is known to one rank; the others
+    add 0 to it.
 
     Args:
         group: the ranks.
         tokens: the size of the whole vocabulary.
-        head: computes this rank's part.
+        head: computes logits and statistics of this rank's tokens.
     """
 
     def __init__(self, group: RankGroup, tokens: int, head: Head) -> None:
@@ -246,13 +250,13 @@ class ShardedVocabulary:
             return VocabStatistics(lse, None, None)
         ids = torch.cat(self._group.gather(local.top_ids + self._first), dim=1)
         logits = torch.cat(self._group.gather(local.top_logits), dim=1)
-        # Stable: of equal logits the lower rank's, which has the lower ids, come first.
+        # A stable sort: of equal logits, the one with the lower token id comes first.
         best, order = logits.sort(dim=1, descending=True, stable=True)
         return VocabStatistics(lse, ids.gather(1, order[:, :num_top]), best[:, :num_top])
 
 
 def _local(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return ids less `first`, and a mask of those in [first, first + count); 0 beyond it."""
+    """Return each id minus `first`, or 0 if it is not in [first, first + count); and which are."""
     local_ids = ids - first
     is_local = (local_ids >= 0) & (local_ids < count)
     return local_ids.where(is_local, 0), is_local

@@ -58,7 +58,7 @@ def inverse_frequencies(rope: Rope, rotated: int, head_dim: int, device: torch.d
     if isinstance(rope.scaling, Llama3Rope):
         frequencies = _llama3_scaled(frequencies, rope.scaling)
     elif isinstance(rope.scaling, YarnRope):
-        kept = torch.from_numpy(rope.scaling.kept(rope.theta, rotated))
+        kept = torch.from_numpy(rope.scaling.unscaled_weights(rope.theta, rotated))
         frequencies = frequencies / rope.scaling.factor * (1 - kept) + frequencies * kept
     elif rope.scaling is not None:
         frequencies = frequencies / rope.scaling

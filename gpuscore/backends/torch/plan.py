@@ -1,4 +1,4 @@
-"""`TorchPlan`: device, dtype, sizes and kernels, decided before any weight is read."""
+"""Decides device, dtype, sizes and kernels of the torch backend, before any weight is read."""
 
 import logging
 from dataclasses import dataclass, field
@@ -47,41 +47,40 @@ from gpuscore.types.batch import BackendLimits
 
 logger = logging.getLogger(__name__)
 
-# Tokens of the largest batch that runs as a CUDA graph. A larger one takes the GPU longer than its
-# launches take the host, and would lose more to padding. Triton's interpreter has no graphs.
+# Tokens of the largest batch that runs as a CUDA graph. A larger batch keeps the GPU busy for
+# longer than its launches take, so a graph would save nothing and cost padding. A CPU has none.
 GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
 
 
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
-    """Everything `TorchBackend` needs, checked; making one reads config.json and nothing else."""
+    """The checked settings of a `TorchBackend`; of the model, they need config.json only."""
 
     directory: str
     architecture: Architecture
     device: torch.device
     dtype: torch.dtype
-    max_tokens: int  # of one batch
+    max_tokens: int  # the most tokens of one batch
     max_model_len: int
     pages: PagePlan
     weight_bytes: int
     threads: int | None
     compile: bool
-    kernels: bool  # Triton's kernels for row-wise functions and heads
+    kernels: bool  # use Triton kernels for row-wise functions and label heads
     deterministic: bool
     attention: str  # one of attention.choice.NAMES
-    graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
+    graph_tokens: int | None  # tokens of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
-    not_gated: str | None = (
-        None  # why gate-up products do not write silu(gate) * up; None = they do
-    )
-    precision: Precision = "full"  # of linear layers
+    # Why the gate-up product does not compute silu(gate) * up itself; None = it does.
+    not_gated: str | None = None
+    precision: Precision = "full"  # of the linear layers' weights
     framework: Literal["torch"] = "torch"
-    shard: Shard = ALL  # of the model that this process holds
-    settings: ModelConfig = field(default_factory=ModelConfig)  # the plan was made from these
+    shard: Shard = ALL  # the part of the model that this process holds
+    settings: ModelConfig = field(default_factory=ModelConfig)  # what the user chose
 
     @property
-    def part(self) -> DecoderConfig:
-        """The configuration of the part of the model that this process holds."""
+    def shard_config(self) -> DecoderConfig:
+        """The configuration of this process's shard."""
         return self.shard.part_of(self.architecture.config)
 
     @property
@@ -93,11 +92,11 @@ class TorchPlan:
         return str(self.dtype).removeprefix("torch.")
 
     def free_memory(self) -> int:
-        """Bytes that weights, batches and pages may take now."""
+        """Return the bytes that weights, batches and pages may take now."""
         return memory_of(self.device, self.shard.ranks).free()
 
     def limits(self, num_pages: int) -> BackendLimits:
-        """Limits of the backend; the number of pages is known once the weights are loaded."""
+        """Return the backend's limits; `num_pages` is known once the weights are loaded."""
         return BackendLimits(
             max_tokens=self.max_tokens,
             page_size=self.pages.size,
@@ -114,14 +113,14 @@ class TorchPlan:
 
 
 def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPlan:
-    """Decide what to load; raises ConfigError for a model or setting that is not supported."""
+    """Make the plan for one rank; raise ConfigError for an unsupported model or setting."""
     refuse_with_ranks(config)
     architecture = read_architecture(RawConfig.read(directory))
     shard = Shard(rank, config.tensor_parallel)
     part = shard.part_of(architecture.config)
     settings = config
     device = choose_device(config.device)
-    if rank == 0:  # the others see their own device only
+    if rank == 0:  # any other rank sees only its own device
         check_devices(shard.ranks, device)
     config = settings_of_a_rank(config, device.type)
     name = choose_dtype(architecture.config, config.dtype, device.type, computes_natively)
@@ -179,8 +178,8 @@ def _threads(model: DecoderConfig, config: ModelConfig, device: torch.device) ->
     steady = steady_threads(model, threads)
     if config.threads is not None and steady < threads:
         raise ConfigError(
-            f"--threads {threads} do not share this model's work evenly, which --deterministic "
-            f"needs; the next lower number that does is {steady}"
+            f"--threads {threads} cannot divide this model's work evenly, which --deterministic "
+            f"needs; the next lower number that can is {steady}"
         )
     return steady
 
@@ -189,14 +188,14 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
     limit = config.max_batch_tokens or MAX_BATCH_TOKENS[device.type]
     if config.deterministic and limit < STEADY_ROWS:
         raise ConfigError(
-            f"--max-batch-tokens {limit} is under the {STEADY_ROWS} of --deterministic"
+            f"--max-batch-tokens {limit} is too low: --deterministic needs {STEADY_ROWS}"
         )
     return limit
 
 
 def _why_no_graphs(config: ModelConfig, attention: str, kernels: bool) -> str | None:
     if attention == "fa4" and not kernels:
-        raise ConfigError("--attention fa4 needs --kernels triton, which put its keys together")
+        raise ConfigError("--attention fa4 needs --kernels triton, which gather its keys")
     if attention not in ("triton", "fa4") or not kernels:
         chosen = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}"
         return f"{chosen}; both have to be triton"

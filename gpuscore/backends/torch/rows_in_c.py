@@ -18,7 +18,7 @@ from gpuscore_kernels.row_functions import (
     DeltaFunctions,
     RowFunctions,
     build,
-    built_ahead,
+    find_prebuilt,
     load,
 )
 
@@ -33,7 +33,7 @@ def in_c(dtype: torch.dtype) -> Compiler:
         ConfigError: the functions cannot be compiled or loaded.
     """
     try:
-        ahead = built_ahead(dtype)
+        ahead = find_prebuilt(dtype)
         library = build(cc(), dtype) if ahead is None else load(ahead)
     except BuildError as error:
         raise ConfigError(f"{error}; choose --compile off, or another compiler in CC") from error

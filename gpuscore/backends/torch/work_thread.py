@@ -1,4 +1,4 @@
-"""A thread that does a backend's work for the device, and the meaning of the work's errors."""
+"""The thread that launches a backend's work, and the translation of torch's errors to our own."""
 
 import traceback
 from collections.abc import Callable
@@ -15,7 +15,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Done(Generic[ResultT]):
-    """The result or the error of work done in the caller's thread: a future without locks."""
+    """The result or error of a task that ran in the caller's thread: a future without locks."""
 
     def __init__(self, task: Callable[[], ResultT]) -> None:
         self._error: Exception | None = None
@@ -31,32 +31,33 @@ class Done(Generic[ResultT]):
 
 
 class WorkThread:
-    """An executor's only thread, whose work a caller may do itself while the thread has none.
+    """Runs tasks one at a time: in an executor's only thread, or in the caller's if that is idle.
 
-    Changing threads and back takes a tenth of a millisecond, which counts for work of one
-    millisecond. Longer work goes to the thread, and its caller goes on meanwhile.
+    Handing a task to a thread and its result back takes a tenth of a millisecond, which matters for
+    a task of one millisecond (`do`). A longer task goes to the thread (`submit`), and the caller
+    goes on.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._lock = Lock()  # for `_left`; whoever works in the thread's place holds it too
-        self._left = 0  # works of the thread that are not done
+        self._lock = Lock()  # guards `_unfinished`; a caller that runs a task holds it too
+        self._unfinished = 0  # submitted tasks that are not done
 
     def submit(self, task: Callable[[], ResultT]) -> "Future[ResultT]":
-        """Let the thread do the work after all that it was given before."""
+        """Let the thread run the task after all earlier ones."""
         with self._lock:
-            self._left += 1
+            self._unfinished += 1
         return self._executor.submit(self._counted, task)
 
     def do(self, task: Callable[[], ResultT]) -> "Future[ResultT] | Done[ResultT]":
-        """Do the work here and now, or as `submit` if the thread has work to do."""
+        """Run the task here and now; if the thread is busy, submit it instead."""
         with self._lock:
-            if not self._left:
+            if not self._unfinished:
                 return Done(task)
         return self.submit(task)
 
     def close(self) -> None:
-        """End the thread after its present work; the rest is cancelled."""
+        """End the thread after its present task; cancel the others."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _counted(self, task: Callable[[], ResultT]) -> ResultT:
@@ -64,20 +65,20 @@ class WorkThread:
             return task()
         finally:
             with self._lock:
-                self._left -= 1
+                self._unfinished -= 1
 
 
-# Texts of a RuntimeError for too little memory. On a CPU: from torch's allocator on Linux and on
-# other systems, and from C++. On CUDA: from the runtime and Triton, outside of torch's allocator,
-# and from libraries that allocate for themselves.
+# A RuntimeError with one of these texts means too little memory. The first line has those of a CPU:
+# of torch's allocator on Linux and on other systems, and of C++. The others come from parts of CUDA
+# that do not use torch's allocator.
 _OUT_OF_MEMORY = (
     *("can't allocate memory", "not enough memory", "std::bad_alloc"),
     *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
 )
 
-# Errors of CUDA's driver after which the process has to end, according to its documentation; Triton
-# and cuBLAS raise a plain RuntimeError for them.
+# Triton and cuBLAS raise a plain RuntimeError for an error of CUDA's driver (`_FROM_CUDA`). After
+# those of `_FATAL` the process has to end, says CUDA's documentation.
 _FROM_CUDA = ("Triton Error [CUDA]", "CUBLAS_STATUS_")
 _FATAL = (
     *("illegal memory access", "misaligned address", "illegal instruction"),
@@ -88,18 +89,18 @@ _FATAL = (
 )
 
 
-def translated(run: Callable[[], ResultT], device: torch.device) -> ResultT:
-    """Call `run`, which computes on `device`.
+def translate_errors(run: Callable[[], ResultT], device: torch.device) -> ResultT:
+    """Call `run`, which computes on `device`, and translate its errors to our own.
 
     Raises:
         OutOfMemory: there was too little memory, for torch or a library.
-        DeviceLost: a CUDA error after which every CUDA call of the process fails.
+        DeviceLost: after this error, every CUDA call of the process fails.
         Exception: any other error of `run`.
     """
     try:
         return run()
     except Exception as error:
-        failure = _meaning(error, device)
+        failure = _translated(error, device)
         _delete_variables(error)
         del run
         if failure is None:
@@ -107,8 +108,8 @@ def translated(run: Callable[[], ResultT], device: torch.device) -> ResultT:
         raise failure from error
 
 
-def _meaning(error: Exception, device: torch.device) -> Exception | None:
-    """Return the error that the engine gets instead of `error`; None = `error` itself."""
+def _translated(error: Exception, device: torch.device) -> Exception | None:
+    """Return the error to raise instead of `error`; None = raise `error` itself."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OutOfMemory(text)
@@ -118,14 +119,14 @@ def _meaning(error: Exception, device: torch.device) -> Exception | None:
     fatal = from_cuda and any(phrase in text for phrase in _FATAL)
     if isinstance(error, torch.AcceleratorError) or fatal:
         return DeviceLost(text)
-    reason = _lost(device)
+    reason = _device_error(device)
     return None if reason is None else DeviceLost(f"{text}; the device then said: {reason}")
 
 
-def _lost(device: torch.device) -> str | None:
-    """Return the error with which a CUDA device answers every call, or None if it still works.
+def _device_error(device: torch.device) -> str | None:
+    """Return the error that every call to a CUDA device now gives, or None if the device works.
 
-    Libraries report such errors in texts of their own; the device tells for certain.
+    Texts of libraries' errors vary, so the device itself is asked.
     """
     if device.type != "cuda":
         return None
@@ -137,11 +138,10 @@ def _lost(device: torch.device) -> str | None:
 
 
 def _delete_variables(error: BaseException) -> None:
-    """Delete the local variables of all frames that failed on the way to `error`.
+    """Delete the local variables of all frames in the traceback of `error` and of its causes.
 
-    An error may be kept for long: in a future until the next batch has run, and by a caller of
-    `Scorer` for as long as it likes. Its traceback refers to the frames of the failed batch, and
-    these to its tensors. Lines and names, which the log shows, stay.
+    They hold the failed batch's tensors, and an error can live long: in a future until the next
+    batch has run, or with a caller of `Scorer`. The lines and names that a log shows stay.
     """
     for cause in causes(error):
         traceback.clear_frames(cause.__traceback__)

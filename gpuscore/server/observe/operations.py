@@ -24,7 +24,14 @@ from gpuscore.errors import GpuscoreError
 from gpuscore.server.observe.engine_metrics import engine_metrics
 from gpuscore.server.service import ScoringService
 from gpuscore.system.log import LogFormat, LogWriter, clock_time, timestamp
-from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, PROGRESS, STAGES, Headers, RequestRecord
+from gpuscore.types.record import (
+    CLIENT_LEFT,
+    CLIENT_LEFT_CODE,
+    PROGRESS,
+    STAGES,
+    Headers,
+    RequestRecord,
+)
 
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # From 1 ms, for a cached classifier prompt, to 120 s, the default --request-timeout.
@@ -107,7 +114,7 @@ class Metrics:
     def finished(self, record: RequestRecord) -> None:
         # In the labels' order: by name they would cost a microsecond more.
         self._requests(record.route, record.method, record.status, record.code, record.model).inc()
-        if record.code == LEFT_CODE:
+        if record.code == CLIENT_LEFT_CODE:
             self._cancelled(record.progress).inc()
         elif record.code and record.route in DIALECT_OF and not record.accepted:
             self._rejected(record.code).inc()
@@ -206,7 +213,7 @@ class Operations(Collector):
     def finish(self, record: RequestRecord, headers: Headers = ()) -> None:
         """Count, trace and log a request that is over."""
         record.seconds = monotonic() - record.started
-        record.refuse(CLIENT_LEFT, LEFT_CODE)  # unless something was answered
+        record.refuse(CLIENT_LEFT, CLIENT_LEFT_CODE)  # unless something was answered
         self.metrics.finished(record)
         if self.tracer is not None:
             record.trace_id = self.tracer.finished(record, headers)

@@ -334,13 +334,13 @@ def gated_norm_kernel(
 
 @chosen_once
 def _launch_rows(
-    kernel: object, block_m: int, size: int, free: int = 1, **constants: int
+    kernel: object, block_m: int, size: int, unspecialized: int = 1, **constants: int
 ) -> CachedLaunch:
     """Return the launch of programs with `block_m` rows of `size` columns."""
     block_n = next_power_of_two(size)
     constants |= {"SIZE": size, "BLOCK_M": block_m, "BLOCK_N": block_n}
     options = {"num_warps": row_warps(block_m * block_n)}
-    return CachedLaunch(kernel, constants, options, free=free, dtypes=(0, 1))
+    return CachedLaunch(kernel, constants, options, unspecialized=unspecialized, dtypes=(0, 1))
 
 
 def convolve(
@@ -360,7 +360,7 @@ def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
     taps = kept.shape[1]
     block_m = next_power_of_two(taps - 1)
     sizes = {"COLUMNS": columns, "TAPS": taps}
-    launch = _launch_rows(keep_tails_kernel, block_m, TAIL_COLUMNS, free=0, **sizes)
+    launch = _launch_rows(keep_tails_kernel, block_m, TAIL_COLUMNS, unspecialized=0, **sizes)
     grid = len(kept), triton.cdiv(columns, TAIL_COLUMNS)
     launch(grid, (mixed, tails, kept), (mixed.stride(0),))
 
@@ -385,7 +385,7 @@ def _launch_chunks(
     # What float32 would fetch ahead does not fit some devices.
     ahead = more.get("CHAIN", False) and precision == "tf32"
     options = {"num_warps": warps, "num_stages": 2 if ahead else 1}
-    return CachedLaunch(kernel, constants, options, free=1, dtypes=(0, 1))
+    return CachedLaunch(kernel, constants, options, unspecialized=1, dtypes=(0, 1))
 
 
 def delta_rule(

@@ -272,7 +272,7 @@ def _launch(
         extend_attention_kernel,
         constants,
         {"num_warps": config.num_warps, "num_stages": config.num_stages},
-        free=1,
+        unspecialized=1,
         dtypes=(0, 3, 4),  # q and the pool; tables are int32
     )
 

@@ -286,7 +286,7 @@ def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: i
         slice_statistics_kernel,
         constants | config.sizes(),
         {"num_warps": config.num_warps, "num_stages": config.num_stages},
-        free=1,
+        unspecialized=1,
         dtypes=(0, 2),
     )
 

@@ -231,7 +231,7 @@ def _launch(
         qk_norm_rope_store_kernel,
         constants,
         {"num_warps": min(16, max(1, warps))},
-        free=1,
+        unspecialized=1,
         dtypes=(0, 1, 2, 3, 4, 8, 9, 10),  # q, k and v are made here, and `read` is int32
     )
     return launch, triton.cdiv(num_heads, of_queries) + triton.cdiv(num_kv_heads, of_keys)

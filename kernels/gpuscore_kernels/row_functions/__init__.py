@@ -1,5 +1,7 @@
+"""Functions on rows of tensors, written in C for CPUs, with the compiler that builds them."""
+
 from gpuscore_kernels.row_functions.attention import KEYS, AttentionFunctions
-from gpuscore_kernels.row_functions.build import FORMATS, BuildError, build, built_ahead, load
+from gpuscore_kernels.row_functions.build import FORMATS, BuildError, build, find_prebuilt, load
 from gpuscore_kernels.row_functions.delta import DeltaFunctions
 from gpuscore_kernels.row_functions.functions import RowFunctions
 
@@ -11,6 +13,6 @@ __all__ = [
     "DeltaFunctions",
     "RowFunctions",
     "build",
-    "built_ahead",
+    "find_prebuilt",
     "load",
 ]

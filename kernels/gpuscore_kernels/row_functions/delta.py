@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks, strengths
-from gpuscore_kernels.row_functions.build import check, declare
+from gpuscore_kernels.row_functions.build import check_tensor, declare
 
 _P = c_void_p
 _N = c_int64
@@ -41,10 +41,10 @@ class DeltaFunctions:
         """Convolve rows, and norm the heads of queries and keys, as `reference.convolve`."""
         rows, columns = mixed.shape
         kernel = len(weight)
-        check(mixed, (rows, columns), self._dtype, contiguous=False)
-        check(tails, (len(tails), kernel - 1, columns), self._dtype)
-        check(places, (rows, kernel - 1), torch.int32)
-        check(weight, (kernel, columns), torch.float32)
+        check_tensor(mixed, (rows, columns), self._dtype, contiguous=False)
+        check_tensor(tails, (len(tails), kernel - 1, columns), self._dtype)
+        check_tensor(places, (rows, kernel - 1), torch.int32)
+        check_tensor(weight, (kernel, columns), torch.float32)
         out = torch.empty(rows, columns)
         self._library.convolve(
             *(x.data_ptr() for x in (out, mixed, tails, places, weight)),
@@ -56,9 +56,9 @@ class DeltaFunctions:
     def gated_norm(self, out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Norm each head and multiply with the gate, as `reference.gated_norm`."""
         rows, heads, size = out.shape
-        check(out, (rows, heads, size), torch.float32)
-        check(gate, (rows, heads * size), self._dtype, contiguous=False)
-        check(weight, (size,), torch.float32)
+        check_tensor(out, (rows, heads, size), torch.float32)
+        check_tensor(gate, (rows, heads * size), self._dtype, contiguous=False)
+        check_tensor(weight, (size,), torch.float32)
         result = torch.empty(rows, heads * size, dtype=self._dtype)
         self._library.gated_norm(
             *(x.data_ptr() for x in (result, out, gate, weight)),
@@ -84,12 +84,14 @@ class DeltaFunctions:
         repeat = heads // key_heads
         value_size = values // repeat
         by_row = [x.contiguous() for x in strengths(gates, decay, bias)]
-        check(convolved, (rows, 2 * key_heads * key_size + heads * value_size), torch.float32)
+        check_tensor(
+            convolved, (rows, 2 * key_heads * key_size + heads * value_size), torch.float32
+        )
         for x in by_row:
-            check(x, (rows, heads), torch.float32)
-        check(pool, tuple(pool.shape), torch.float32)
-        check(walks.chunks, (len(walks.chunks), 4), torch.int32)
-        check(walks.walks, (sum(walks.levels), 3), torch.int32)
+            check_tensor(x, (rows, heads), torch.float32)
+        check_tensor(pool, tuple(pool.shape), torch.float32)
+        check_tensor(walks.chunks, (len(walks.chunks), 4), torch.int32)
+        check_tensor(walks.walks, (sum(walks.levels), 3), torch.int32)
         longest = int(walks.chunks[:, 0].diff().max())
         if longest > CHUNK_SIZE:
             raise ValueError(f"a chunk has {longest} rows; supported: up to {CHUNK_SIZE}")

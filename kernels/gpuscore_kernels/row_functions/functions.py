@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpuscore_kernels.reference import QkvHeads
-from gpuscore_kernels.row_functions.build import check, declare
+from gpuscore_kernels.row_functions.build import check_tensor, declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
 APART = 16  # numbers between two rows of products: a power of two would share lines of a cache
@@ -59,7 +59,7 @@ class RowFunctions:
         """
         rows, columns = x.shape
         x = x.float() if x.dtype == self._dtype else x
-        check(x, (rows, columns), torch.float32, contiguous=False)
+        check_tensor(x, (rows, columns), torch.float32, contiguous=False)
         self._check(weight, (columns,))
         normed = torch.empty(rows, columns, dtype=self._dtype)
         total = x
@@ -95,7 +95,7 @@ class RowFunctions:
         if size > LARGEST_HEAD:
             raise ValueError(f"heads have {size} numbers; supported: up to {LARGEST_HEAD}")
         for table in (cos, sin):
-            check(table, (rows, size // 2), torch.float32)
+            check_tensor(table, (rows, size // 2), torch.float32)
         for norm in norms:
             if norm is not None:
                 self._check(norm, (size,))
@@ -146,8 +146,8 @@ class RowFunctions:
     def scale_rows(self, y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """Return y [T, O], float32, times the scales [T] of its rows, plus bias [O]."""
         rows, columns = y.shape
-        check(y, (rows, columns), torch.float32)
-        check(scale, (rows,), torch.float32)
+        check_tensor(y, (rows, columns), torch.float32)
+        check_tensor(scale, (rows,), torch.float32)
         if bias is not None:
             self._check(bias, (columns,))
         out = torch.empty(rows, columns, dtype=self._dtype)
@@ -164,8 +164,8 @@ class RowFunctions:
         [N, V]."""
         rows, width = x.shape
         columns = len(weight)
-        check(x, (rows, width), torch.bfloat16)
-        check(weight, (columns, width), torch.bfloat16)
+        check_tensor(x, (rows, width), torch.bfloat16)
+        check_tensor(weight, (columns, width), torch.bfloat16)
         out = x.new_empty(rows, columns + APART, dtype=torch.float32)
         self._library.products(
             *(out.data_ptr(), x.data_ptr(), weight.data_ptr()),
@@ -175,4 +175,4 @@ class RowFunctions:
         return out[:, :columns]
 
     def _check(self, x: Tensor, shape: tuple[int, ...]) -> None:
-        check(x, shape, self._dtype, contiguous=False)
+        check_tensor(x, shape, self._dtype, contiguous=False)

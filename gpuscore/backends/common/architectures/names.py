@@ -1,4 +1,7 @@
-"""Tensor names in Llama-like checkpoints: part (our name) -> name in the checkpoint."""
+"""Names of the tensors in Llama-like checkpoints.
+
+Every table maps a part, which is our name of a tensor, to its name in the checkpoint.
+"""
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 
@@ -37,7 +40,7 @@ MLP_BIAS = {
 }
 
 
-# Linear attention in place of attention.
+# A gated delta net (linear attention), which replaces the attention of a layer.
 DELTA_NET = {
     "delta_qkv": "linear_attn.in_proj_qkv.weight",
     "delta_z": "linear_attn.in_proj_z.weight",
@@ -50,6 +53,7 @@ DELTA_NET = {
     "delta_o": "linear_attn.out_proj.weight",
 }
 
+# A mixture of experts, which replaces the MLP of a layer.
 MIXTURE = {
     "router": "mlp.gate.weight",
     "expert_gate": "mlp.experts.{expert}.gate_proj.weight",
@@ -57,7 +61,9 @@ MIXTURE = {
     "expert_down": "mlp.experts.{expert}.down_proj.weight",
 }
 
-POST_NORMS = {  # Gemma 2 and 3; post_attention_layernorm is the norm before the MLP in the others
+# Gemma 2 and 3 also normalise the outputs of attention and MLP. In other architectures the name
+# post_attention_layernorm means the norm before the MLP.
+POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm.weight",
     "mlp_norm": "pre_feedforward_layernorm.weight",
     "post_mlp_norm": "post_feedforward_layernorm.weight",
@@ -65,7 +71,7 @@ POST_NORMS = {  # Gemma 2 and 3; post_attention_layernorm is the norm before the
 
 
 def layer_weights(config: DecoderConfig, layer: int) -> dict[str, str]:
-    """Parts of a layer and their names; a name with `{expert}` stands for one tensor per expert."""
+    """Return the names of a layer's tensors by part; `{expert}` stands for each expert's number."""
     names = dict(LAYER_WEIGHTS)
     for present, more in (
         (config.qk_norm, QK_NORM),

@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE."""
+"""Reads config.json of Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE."""
 
 from typing import Any
 
@@ -15,34 +15,35 @@ from gpuscore.models.files import shown
 
 
 def qwen2(raw: RawConfig, name: str) -> DecoderConfig:
-    """Read Qwen2 and Qwen2.5: biases on the query, key and value projections."""
+    """Read Qwen2 and Qwen2.5, whose query, key and value projections have biases."""
     return decoder_config(raw, name, windows=upper_layer_windows(raw), qkv_bias=True)
 
 
 def qwen3(raw: RawConfig, name: str) -> DecoderConfig:
-    """Read Qwen3: RMS norm of each head's query and key before the rotary embedding."""
+    """Read Qwen3, which applies an RMS norm to queries and keys before the rotary embedding."""
     return decoder_config(
         raw,
         name,
         head_dim=raw.integer("head_dim", 128),
         windows=upper_layer_windows(raw),
-        **_every_qwen3(raw),
+        **_common_fields(raw),
     )
 
 
 def qwen3_moe(raw: RawConfig, name: str) -> DecoderConfig:
-    """Read Qwen3-MoE: Qwen3 whose MLPs are mixtures of experts in some or all layers."""
+    """Read Qwen3-MoE, which has a mixture of experts as MLP in some or all layers."""
     windows = every_layer(raw, raw.flag("use_sliding_window"))
-    return decoder_config(raw, name, windows=windows, mixture=_mixture(raw), **_every_qwen3(raw))
+    return decoder_config(raw, name, windows=windows, mixture=_mixture(raw), **_common_fields(raw))
 
 
-def _every_qwen3(raw: RawConfig) -> dict[str, Any]:
+def _common_fields(raw: RawConfig) -> dict[str, Any]:
+    """Return the fields that Qwen3 and Qwen3-MoE set in the same way."""
     bias = raw.flag("attention_bias")
     return {"qk_norm": True, "qkv_bias": bias, "o_bias": bias}
 
 
 def _mixture(raw: RawConfig) -> Mixture:
-    # transformers 5 writes num_local_experts; files on the hub have num_experts.
+    # transformers 5 writes num_local_experts; older files have num_experts.
     num_experts = raw.integer("num_local_experts", raw.integer("num_experts", 128))
     top_k = raw.integer("num_experts_per_tok", 8)
     if top_k > num_experts:

@@ -1,15 +1,16 @@
-"""The main program of every rank but 0, which starts it.
+"""The program of each rank above 0; rank 0 starts it.
 
     python -P -m gpuscore.backends.torch.ranks SOCKET
 
-It inherits the environment of rank 0, with the allocator's settings, which torch reads when it is
-imported. It makes the calls that rank 0 makes: loads its shard, measures the same batches, then
-computes every batch that rank 0 sends. It ends when the socket, whose number it gets, is closed.
+SOCKET is the file descriptor of a socket to rank 0. The program does what rank 0 does: it loads its
+shard, measures the same batches, then computes every batch that rank 0 sends. It ends when the
+socket is closed. It inherits the environment of rank 0, which holds the settings of torch's
+allocator.
 """
 
 import signal
 
-# Only rank 0 acts on signals of a terminal.
+# A terminal signals all processes, but only rank 0 may act on it. Set before the slow imports.
 if __name__ == "__main__":
     for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(_number, signal.SIG_IGN)
@@ -33,8 +34,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import use_one_arena
 
-MAX_TEXT = 2000  # most characters of an error
-LOST_SECONDS = 20.0  # in which rank 0, which sees a lost rank too, ends
+MAX_TEXT = 2000  # characters of an error that are sent, at most
+LOST_SECONDS = 20.0  # wait so long for rank 0 to end, once another rank is lost
 
 
 def main(descriptor: str) -> None:
@@ -46,19 +47,19 @@ def main(descriptor: str) -> None:
     try:
         _serve(sock, inbox, **json.loads(start))
     except ConfigError as error:
-        with suppress(OSError):  # rank 0 is gone
+        with suppress(OSError):  # rank 0 may be gone
             send(sock, Kind.REFUSED, str(error).encode())
 
 
 def _receive(sock: socket.socket, inbox: "SimpleQueue[tuple[Kind, bytes]]") -> None:
-    with suppress(OSError):  # it was killed with signs of life unread
+    with suppress(OSError):  # rank 0 was killed and had not read all heartbeats
         for frame in frames(sock):
             inbox.put(frame)
-    os._exit(0)  # rank 0 has closed, or is gone; a wait for it would not end
+    os._exit(0)  # rank 0 is gone, and the main thread may wait for it for ever
 
 
 def _beat(sock: socket.socket, turn: Lock) -> None:
-    with suppress(OSError):  # rank 0 is gone
+    with suppress(OSError):  # rank 0 may be gone
         while True:
             with turn:
                 send(sock, Kind.ALIVE)
@@ -82,15 +83,15 @@ def _serve(
             kind, body = inbox.get()
             if kind is Kind.WARMUP:
                 backend.warmup()
-                # Not before: what compiles kernels may hold the interpreter for seconds.
+                # Only now: a compiler of kernels can block all Python threads for seconds.
                 Thread(target=_beat, args=(sock, turn), name="heartbeat", daemon=True).start()
             else:
                 backend.collect(backend.extend(batch_of(body)))
     except PeerLost:
-        Event().wait(LOST_SECONDS)  # rank 0 names the rank that was lost first
+        Event().wait(LOST_SECONDS)  # rank 0 reports which rank was lost first
     except ConfigError:
         raise
-    except Exception as error:  # noqa: BLE001  (rank 0 ends with all its ranks, and logs it)
+    except Exception as error:  # noqa: BLE001  (rank 0 logs it and ends all ranks)
         with suppress(OSError), turn:
             send(sock, Kind.FAILED, f"{type(error).__name__}: {error}"[:MAX_TEXT].encode())
 
@@ -98,4 +99,4 @@ def _serve(
 if __name__ == "__main__":
     main(*sys.argv[1:])
     sys.stderr.flush()
-    os._exit(1)  # a framework's shutdown can take seconds, and there is nothing to save
+    os._exit(1)  # at once: torch's shutdown can take seconds, and there is nothing to save
