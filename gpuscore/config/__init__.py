@@ -14,7 +14,7 @@ DRAIN_SPARE = 5.0  # seconds by which a drain may outlast the request timeout
 # The names in gpuscore.prompts.registry, which this module may not import.
 FAMILIES = (
     *("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "instruct"),
-    *("qwen3guard-gen", "llama-guard-3", "granite-guardian", "reward", "prm", "demo"),
+    *("qwen3guard-gen", "llama-guard-3", "granite-guardian", "reward", "demo", "prm"),
 )
 
 

@@ -92,6 +92,7 @@ TEMPLATE = (
 
 def sentence_transformers(directory, template=TEMPLATE, **score):
     files = {
+        "config.json": {"architectures": ["Qwen3ForCausalLM"]},
         "modules.json": MODULES,
         "chat_template.jinja": template,
         "config_sentence_transformers.json": {
