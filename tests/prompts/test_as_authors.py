@@ -83,7 +83,8 @@ def test_the_scores_over_http(tmp_path, name, backend):
     answers = json.loads((FOLDER / f"{name}.json").read_text())
     others = [document for _, document in pairs()[SCORED : SCORED + 20]]
     arguments = [str(directory), "--backend", backend, "--device", "cpu", "--dtype", "float32"]
-    arguments += ["--family", CASES[name].family or name, "--threads", "1"]
+    arguments += ["--family", CASES[name].family or name]
+    arguments += ["--threads", "1"] * (backend == "torch")
     arguments += ["--max-batch-tokens", "128"]  # each row has logits of a large vocabulary
     with serving(*arguments) as server, connected(server) as client:
         for index in (*range(SCORED), 0):
