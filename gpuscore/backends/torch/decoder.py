@@ -272,15 +272,15 @@ class DecoderLayer:
         self,
         position_embeddings: tuple[Tensor, Tensor],
         hidden_states: Tensor,
-        residual: Tensor | None,
+        residual: Tensor,
         context: ForwardContext,
         score_rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the MLP's output, and the residual stream that it is still to be added to.
 
-        With `score_rows`, of these rows only.
+        `hidden_states` come from `input_layernorm`, which the decoder calls: in here it could not
+        free what it was given. With `score_rows`, return these rows only.
         """
-        hidden_states, residual = self.input_layernorm.after_adding(hidden_states, residual)
         if score_rows is None:
             hidden_states = self.self_attn(position_embeddings, hidden_states, context)
             num_rows = context.num_tokens
@@ -334,11 +334,13 @@ class Decoder:
         residual: Tensor | None = None
         position_embeddings = {rope: emb(positions) for rope, emb in self.rotary_emb.items()}
         for layer in self.layers[:-1]:
+            hidden_states, residual = layer.input_layernorm.after_adding(hidden_states, residual)
             hidden_states, residual = layer(
                 position_embeddings[layer.rope], hidden_states, residual, context
             )
             self.layers_done += 1
         last = self.layers[-1]  # keeps the scored rows only
+        hidden_states, residual = last.input_layernorm.after_adding(hidden_states, residual)
         hidden_states, residual = last(
             position_embeddings[last.rope], hidden_states, residual, context, score_rows
         )
