@@ -116,7 +116,7 @@ class Ticket:
                 self.top_ids[part] = page.top_ids[:, :count]
                 self.top_logits[part] = page.top_logits[:, :count]
         if stop:
-            self._mark_arrived(np.arange(stop))
+            self.mark_arrived(np.arange(stop))
 
     @property
     def rows_done(self) -> int:
@@ -144,7 +144,7 @@ class Ticket:
             counts = np.diff(bounds)[kept]
             logits = scores.label_logits[_runs(bounds[:-1][kept], counts)]
             self.logits[_runs(self._starts[places], counts)] = logits
-        self._mark_arrived(places)
+        self.mark_arrived(places)
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -209,7 +209,7 @@ class Ticket:
         kept, places, counts = np.array(parts, np.int64).reshape(-1, 3).T
         return _runs(kept, counts), _runs(places, counts), nonfinite_items
 
-    def _mark_arrived(self, places: Places) -> None:
+    def mark_arrived(self, places: Places) -> None:
         """Mark these rows as arrived; some may have arrived before, if a batch had to run again."""
         self.rows_left -= len(places) - int(np.count_nonzero(self._arrived[places]))
         self._arrived[places] = True

@@ -208,7 +208,7 @@ def rows_that_come_twice_count_twice(monkeypatch):
     def arrive(self, places):
         self.rows_left -= len(places)
 
-    monkeypatch.setattr(Ticket, "arrive", arrive)
+    monkeypatch.setattr(Ticket, "mark_arrived", arrive)
 
 
 def a_chunk_that_was_not_finite_is_left_out(monkeypatch):
