@@ -204,7 +204,9 @@ def test_a_changed_input_is_refused(tmp_path):
     source, output = unfinished(tmp_path)
     old = source.read_bytes()
     source.write_bytes(old + b"{}\n")
-    with pytest.raises(ConfigError, match="SHA-256 of --input was .*; to start the job again, remove"):
+    with pytest.raises(
+        ConfigError, match="SHA-256 of --input was .*; to start the job again, remove"
+    ):
         run(source, output)
     source.write_bytes(old.replace(b"blue", b"pink"))
     os.utime(source, ns=(0, 0))
