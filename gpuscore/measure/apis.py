@@ -14,9 +14,7 @@ from gpuscore.measure.workload import Ids
 
 LABELS = [11, 23]  # the label token ids of timed requests
 Rows = list[list[float]]
-EVERY = "every label"
-FIRST = "the first label"
-BEST = "the best token"
+EVERY, FIRST, BEST = "every label", "the first label", "the best token"
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,6 @@ class Shot:
             busy=record.client_seconds / max(record.seconds, 1e-9),
         )
 
-    @property
-    def rate(self) -> float:
-        """Items per second."""
-        return self.items / self.seconds
-
     def extrapolated(self, first: int, total: int) -> "Shot":
         """Extrapolate from some items of a query, sent one request after the other, to all of them;
         the first request, which computes the query, counts once.
@@ -135,7 +130,7 @@ def measured(row: Row, shots: Sequence[Shot], arrive: bool = False) -> Row:
         notes.append(f"the client took {busy:.0%} of a core and may be the limit")
     return replace(
         row,
-        rates=tuple(shot.rate for shot in shots),
+        rates=tuple(shot.items / shot.seconds for shot in shots),
         requests_per_second=float(np.median([shot.requests / shot.seconds for shot in shots])),
         latencies=tuple(np.concatenate([shot.latencies for shot in shots]).round(3).tolist()),
         refused=sum(shot.refused for shot in shots),

@@ -13,8 +13,7 @@ from gpuscore.measure.agreement import Agreement
 from gpuscore.measure.gates import Verdict
 from gpuscore.measure.results import Measured
 
-EXIT_OK = 0
-EXIT_FAILED = 1
+EXIT_OK, EXIT_FAILED = 0, 1
 HEAD = ("scores", "against", "max |d log p|", "p99", "mean", "max |d p|", "tau-b", "inversions")
 ABOUT = (
     "(in brackets the 95 % interval by bootstrap over queries; tau-b is the smallest of all "

@@ -193,8 +193,7 @@ class BenchRun:
         The rate is doubled from a quarter of the capacity, then the interval is halved.
         """
         rate = self._capacity(timed) / 4
-        highest_held = 0.0
-        lowest_lost = 0.0
+        highest_held = lowest_lost = 0.0
         least = rate / 16
         best: tuple[Mode, Shot] | None = None
         for _ in range(2 * STEPS):

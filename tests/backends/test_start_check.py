@@ -254,5 +254,7 @@ def test_a_defect_of_jax_is_refused(check_jax, monkeypatch, change):
 
     divided = programs.divided
     monkeypatch.setattr(programs, "divided", lambda *arguments: change(divided(*arguments)))
-    with pytest.raises(ConfigError, match="--attention xla with --backend jax differs from the reference"):
+    with pytest.raises(
+        ConfigError, match="--attention xla with --backend jax differs from the reference"
+    ):
         check_jax()
