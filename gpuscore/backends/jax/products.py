@@ -100,7 +100,7 @@ def _divide(x: Array, by: Array) -> Array:
 # operations for NumPy's rules, which take XLA longer to compile than all the rest.
 
 
-def chosen(x: Array, places: Array) -> Array:
+def rows_at(x: Array, places: Array) -> Array:
     """Return the rows of x at the indices `places` [n], as [n, ...]."""
     return as_bits(x, lambda bits: bits.at[places].get(mode="promise_in_bounds"))
 
@@ -127,7 +127,7 @@ def part(x: Array, start: Array, size: int) -> Array:
     return lax.dynamic_slice_in_dim(x, start, size, allow_negative_indices=False)
 
 
-def one_of(x: Array, place: Array) -> Array:
+def element(x: Array, place: Array) -> Array:
     """Return the entry of x [n] at index `place`, as []."""
     return part(x, place, 1)[0]
 

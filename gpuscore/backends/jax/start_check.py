@@ -12,7 +12,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import LayerKeys, Pool
 from gpuscore.backends.jax.decoder import Decoder, DecoderWeights
 from gpuscore.backends.jax.label_head import VOCAB_TILE
-from gpuscore.backends.jax.layout import Bounds, Chosen, Rows, Tiles, TileSizes
+from gpuscore.backends.jax.layout import Bounds, Rows, RowTiles, Tiles, TileSizes
 from gpuscore.backends.jax.products import contract, part, put
 from gpuscore.types.batch import PackedBatch, RowScores, visible_rows
 
@@ -32,15 +32,15 @@ class MaskedBatch:
     @property
     def tiling(self) -> TileSizes:
         rows = len(self.positions)
-        return TileSizes(rows=rows, own_keys=rows, prefix_pages=1, product_rows=(rows,))
+        return TileSizes(rows=rows, batch_keys=rows, prefix_pages=1, product_rows=(rows,))
 
     @property
-    def every(self) -> Chosen:
+    def all_rows(self) -> RowTiles:
         rows = Rows(jnp.arange(len(self.positions)), self.positions, self.positions)
         unused = jnp.zeros(1, jnp.int32)
         return Tiles(rows, Bounds(*(unused,) * 5), unused), jnp.int32(len(self.positions))
 
-    scored = every
+    scored = all_rows
 
     def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
         rows = len(self.positions)
@@ -58,7 +58,7 @@ class MaskedBatch:
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
         return pool
 
-    def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
+    def attend(self, chosen: RowTiles, keys: LayerKeys, q: Array) -> Array:
         config = self.config
         rows = len(q)
         visible = self.visible & (self.positions > (self.positions - keys.window)[:, None])
