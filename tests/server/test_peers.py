@@ -66,7 +66,7 @@ def test_fields_are_answered_as_the_table_says(instructed, route, path):
     null = post(**dict.fromkeys(fields_of(route).keys() - set(route.get("needed", ()))))
     assert null.status_code == 200, null.text
     neutral = route.get("neutral", {})
-    assert neutral.keys() <= route.get("refused", {}).keys(), "a neutral value needs one that is not"
+    assert neutral.keys() <= route.get("refused", {}).keys(), "a neutral value needs another"
     same_answer(post(**dict.fromkeys(neutral)).json(), plain.json())
     for values in zip_longest(*neutral.values()):
         fields = {field: v for field, v in zip(neutral, values, strict=True) if v is not None}
