@@ -13,6 +13,7 @@ from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.processes.worker.wire import Pipe
 
 END = 1.0  # seconds for a process to end by itself
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # only the parent acts on these; it drains
 _PR_SET_PDEATHSIG = 1
 
 
@@ -25,6 +26,13 @@ class Patience:
     delay: float = 1.0  # before a restart
     forgiven: float = 60.0  # of service, after which earlier failures do not count
     max_failures: int = 5  # in a row; then the child is not restarted
+
+
+def ignore_stops() -> None:
+    """Ignore STOPS, and unblock them: processes that this one starts inherit what is blocked."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def die_with(parent: int) -> None:
@@ -47,6 +55,9 @@ class EngineProcess:
 
     def __init__(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
+        # A terminal or a service manager may signal all processes. Until the child ignores these
+        # signals they would end it, so it starts with them blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             # The child serves no clients, so it gets no API keys. It inherits only its socket. Its
             # standard output is the server's standard error, because the server prints on stdout.
@@ -63,6 +74,7 @@ class EngineProcess:
             ours.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         self.pid = self._process.pid
         self.pipe = Pipe(ours)
