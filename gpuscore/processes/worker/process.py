@@ -13,6 +13,7 @@ from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.processes.worker.wire import Pipe
 
 END = 1.0  # seconds that a process has to end by itself before it is killed
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # only the parent acts on these: it drains
 _PR_SET_PDEATHSIG = 1
 
 
@@ -25,6 +26,13 @@ class Patience:
     delay: float = 1.0  # how long to wait before a restart
     forgiven: float = 60.0  # after serving for so long, earlier failures are forgotten
     max_failures: int = 5  # after so many failures in a row, the child is not restarted
+
+
+def ignore_stops() -> None:
+    """Ignore STOPS, and unblock them, because child processes would inherit the block."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def die_with(parent: int) -> None:
@@ -51,6 +59,9 @@ class EngineProcess:
 
     def __init__(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
+        # A terminal or a service manager may signal all processes. Until the child ignores these
+        # signals they would end it, so it starts with them blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             # The child serves no clients, so it gets no API keys. It inherits only its socket. Its
             # standard output is the server's standard error, because the server prints on stdout.
@@ -67,6 +78,7 @@ class EngineProcess:
             ours.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         self.pid = self._process.pid
         self.pipe = Pipe(ours)

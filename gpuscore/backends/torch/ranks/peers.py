@@ -3,13 +3,13 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from threading import Event, Lock, Thread
 from time import monotonic
 
@@ -46,7 +46,7 @@ class Peers:
         self._loaded = {rank: Event() for rank in self._ranks}
         self._silence: dict[int, float] = {}  # seconds since the last heartbeat, by ready rank
         self._sockets: list[socket.socket] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Popen[bytes]] = []
         settings = asdict(plan.settings)
         start = {"directory": plan.directory, "config": settings, "path": str(self.path)}
         try:
@@ -98,7 +98,7 @@ class Peers:
         for process in self._processes:
             try:
                 process.wait(CLOSE_SECONDS)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 process.kill()
                 process.wait()
         for sock in self._sockets:
@@ -109,10 +109,10 @@ class Peers:
         ours, theirs = socket.socketpair()
         self._sockets.append(ours)
         with theirs:
-            process = subprocess.Popen(
+            process = Popen(
                 [sys.executable, "-P", "-m", "gpuscore.backends.torch.ranks", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
+                stdin=DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ else DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=_environment(rank, device),
             )
@@ -123,7 +123,7 @@ class Peers:
         watch.daemon = True
         watch.start()
 
-    def _watch(self, rank: int, sock: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+    def _watch(self, rank: int, sock: socket.socket, process: Popen[bytes]) -> None:
         refused = failed = ""
         with suppress(OSError):  # it was killed while it sent
             for kind, body in frames(sock):
