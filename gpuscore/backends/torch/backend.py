@@ -60,7 +60,7 @@ from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.extend_attention.reference import extend_attention
-from gpuscore_kernels.hopper import gated_product
+from gpuscore_kernels.hopper import FEWEST_ROWS, gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
 from gpuscore_kernels.row_functions.build import BuildError
 
@@ -136,7 +136,7 @@ class TorchBackend:
             self.launcher.release()
             del self.launcher  # its pages and graphs make room
             states = plan.pages.num_states
-            self.launcher = self._make_launcher(config, weights, num_pages, states)
+            self.launcher = self._make_launcher(config, weights, num_pages, states, FEWEST_ROWS)
         except BuildError as error:
             self.close()
             raise ConfigError(f"--attention {plan.attention}: {error}") from error
@@ -207,7 +207,7 @@ class TorchBackend:
         weights: DecoderWeights,
         num_pages: int,
         num_states: int,
-        gated_from: int | None = None,
+        gated_from: int,
     ) -> Launcher:
         plan = self.plan
         operators = Operators(

@@ -7,69 +7,20 @@ the end of its segment's descendants, or all of its request's.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.buckets import Bucket, make_buckets
 from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.words import Room, WordPlaces
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.extend_attention import aligned, word_slices
-from gpuscore_kernels.extend_attention.table import WordsT
 from gpuscore_kernels.hopper import KEYS, ROWS, attend, block_lists, load
 
 MOST_BLOCKS = 128  # of cached keys in a batch that runs as a graph: 16,384 keys
 ZEROS, UNUSED = -1, -2  # in place of slots (`qk_norm_rope_store.Pages`)
-NEVER = 2**31 - 1  # the first row that sees a key which no row sees
-
-
-class KeyTable(NamedTuple):
-    """Keys of a batch: its T rows, then P cached ones."""
-
-    slots: Int32Array  # [P] of the pool
-    numbers: Int32Array  # [4, T + P] first row that sees the key, row behind; among scored rows
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPlace:
-    """The place of a `KeyTable` in an array of words, with room for blocks of cached keys."""
-
-    sizes: Bucket
-    start: int
-
-    @property
-    def cached(self) -> int:
-        return self.sizes.tiles * KEYS
-
-    @property
-    def keys(self) -> int:
-        return -(-(self.sizes.tokens + self.cached) // KEYS) * KEYS
-
-    @property
-    def end(self) -> int:
-        return aligned(self.start + self.cached + 4 * self.keys)
-
-    def write(self, table: KeyTable, words: Int32Array, tail: int) -> int:
-        """Write a table that fits, padded with keys that no row sees; return `tail`."""
-        used = len(table.slots)
-        tokens = table.numbers.shape[1] - len(table.slots)
-        slots, numbers = self.parts(words)
-        slots[:used] = table.slots
-        # A block that holds a cached key holds no key behind it that is not finite.
-        slots[used : used + KEYS] = ZEROS
-        slots[used + KEYS :] = UNUSED
-        numbers[::2] = NEVER
-        numbers[1::2] = 0
-        numbers[:, :tokens] = table.numbers[:, :tokens]
-        numbers[:, self.sizes.tokens : self.sizes.tokens + used] = table.numbers[:, tokens:]
-        return tail
-
-    def parts(self, words: WordsT) -> tuple[WordsT, WordsT]:
-        """Return the places of slots and numbers."""
-        slots, numbers = word_slices((self.cached, 4 * self.keys), self.start)
-        return words[slots], words[numbers].reshape(4, self.keys)
 
 
 class HopperAttention:
@@ -86,22 +37,30 @@ class HopperAttention:
         made = make_buckets(most_tokens, ROWS // self.group)
         return sorted({b._replace(tiles=min(b.tiles, MOST_BLOCKS)) for b in made})
 
-    def tables(self, batch: PackedBatch) -> list[KeyTable]:
+    def tables(self, batch: PackedBatch) -> list[list[Int32Array]]:
         return [key_table(batch, self.pool.page_size)]
 
-    def tiles(self, tables: list[KeyTable]) -> int:
-        return -(-len(tables[0].slots) // KEYS)
+    def tiles(self, tables: list[list[Int32Array]]) -> int:
+        return -(-len(tables[0][0]) // KEYS) - 1  # without zeros
 
-    def list_words(self, tables: list[KeyTable]) -> int:
+    def list_words(self, tables: list[list[Int32Array]]) -> int:
         return 0
 
-    def places(self, sizes: Bucket, start: int) -> tuple[KeyPlace, ...]:
-        return (KeyPlace(sizes, start),)
+    def places(self, sizes: Bucket, start: int) -> tuple[WordPlaces, ...]:
+        """Return the places of a `key_table`, with room for blocks of keys; nobody sees the keys
+        that fill it."""
+        cached = sizes.tiles * KEYS
+        behind = -(-(sizes.tokens + cached) // KEYS) * KEYS - sizes.tokens
+        slots = Room((cached,), UNUSED)
+        scored = Room((sizes.scored,), sizes.tokens)
+        rooms = slots, scored, Room((2, sizes.tokens)), Room((2, behind))
+        return (WordPlaces.of(rooms, start),)
 
-    def on_device(self, places: tuple[KeyPlace, ...], words: Tensor) -> "HopperPass":
-        (place,) = places
-        slots, numbers = place.parts(words)
-        sides = (numbers[:2], place.sizes.tokens), (numbers[2:], place.sizes.scored)
+    def on_device(self, places: tuple[WordPlaces, ...], words: Tensor) -> "HopperPass":
+        slots, scored, own, cached = places[0].views(words)
+        every = torch.cat((own, cached), dim=1)
+        last = torch.searchsorted(scored, every, out_int32=True)
+        sides = (every, own.shape[1]), (last, scored.shape[0])
         rules = [(part, block_lists(part, rows, self.group)) for part, rows in sides]
         return HopperPass(self, slots, rules)
 
@@ -120,10 +79,17 @@ class HopperPass:
         return attend(self.backend.kernel, (q, k, v), rule, config.attention_scale)
 
 
-def key_table(batch: PackedBatch, page_size: int) -> KeyTable:
+def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
     """Return the keys of a batch and who sees them.
 
     A cached prefix stands there once for each run of segments that have it.
+
+    Returns:
+        The pool's slots [P] of cached keys, and behind them `KEYS` zeros: a block that holds a key
+        holds none behind it that is not finite.
+        The scored rows.
+        Of each row's key [2, T], and of each cached one [2, P], the first row that sees it and the
+        row behind the last.
     """
     starts = batch.cu_seqlens[:-1]
     ends = batch.cu_seqlens[1:]
@@ -148,6 +114,7 @@ def key_table(batch: PackedBatch, page_size: int) -> KeyTable:
     page, offset = np.divmod(np.arange(len(run)) - (lengths.cumsum() - lengths)[run], page_size)
     slots = pages[request[first[run]], page] * page_size + offset
 
-    rows = np.concatenate([own, [bounds[run], bounds[run + 1]]], axis=1)
-    scored = np.bincount(batch.score_rows + 1, minlength=batch.num_tokens + 1).cumsum()
-    return KeyTable(slots.astype(np.int32), np.concatenate([rows, scored[rows]]))
+    zeros = np.full(KEYS, ZEROS)
+    cached = np.stack([bounds[run], bounds[run + 1]])
+    arrays = np.concatenate([slots, zeros]), batch.score_rows, own, cached
+    return [array.astype(np.int32) for array in arrays]
