@@ -196,11 +196,6 @@ class TorchBackend:
     def _run(self, run: Callable[[], ResultT]) -> Future[ResultT]:
         return self._thread.submit(partial(translate_errors, run, self.device))
 
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest segment."""
-        return min(self.plan.max_tokens, self.plan.max_model_len)
-
     def _make_launcher(
         self,
         config: DecoderConfig,
@@ -337,7 +332,8 @@ class TorchBackend:
 
     def _set_up(self) -> None:
         rows = (1, TILE_ROWS + 1) if self.plan.kernels else (1,)  # fewer and more than a tile
-        self.run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
+        longest = min(self.plan.max_tokens, self.plan.max_model_len)  # tokens of a segment
+        self.run_all(warmup_batches(longest, self.plan.pages.size, rows))
 
     def run_all(self, batches: Iterable[PackedBatch]) -> None:
         """Compute batches one after the other, for their memory or their set-up alone."""
