@@ -33,7 +33,7 @@ from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.delta_net.states import StatePool
-from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
+from gpuscore.backends.torch.devices import bytes_outside_allocator, memory_of, sum_in_float32
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kernels import in_triton
@@ -52,7 +52,7 @@ from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
-from gpuscore.backends.torch.start_check import WideHead, reference
+from gpuscore.backends.torch.start_check import Float32Head, reference
 from gpuscore.backends.torch.weights import DecoderWeights, shortened
 from gpuscore.backends.torch.work_thread import Done, WorkThread, translate_errors
 from gpuscore.errors import ConfigError
@@ -252,7 +252,7 @@ class TorchBackend:
                 head = ShardedVocabulary(group, whole.vocab_size, head)
             return run_on(reference(config, weights, head, self._embedding, dtype=dtype))
 
-        exact = plainly(torch.float32, WideHead(whole.final_softcap))
+        exact = plainly(torch.float32, Float32Head(whole.final_softcap))
         eight_bits = plan.precision == "int8"
         rounded = None
         if plan.dtype != torch.float32:
@@ -321,7 +321,7 @@ class TorchBackend:
         if not self.plan.graph_tokens or self.device.type != "cuda":
             return 0
         captured: list[int] = []
-        taken = taken_beside(
+        taken = bytes_outside_allocator(
             self.device,
             lambda: captured.append(self._run(self.launcher.capture).result()),
         )

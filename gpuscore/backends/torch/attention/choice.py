@@ -22,7 +22,8 @@ from gpuscore_kernels import hopper
 from gpuscore_kernels.extend_attention.config import config_for
 
 FLASHINFER_HEADS = (64, 128, 256)
-FA4_HEADS, FA4_GROUPS = (64, 128), (1, 2, 4, 8)  # its kernel needs no stack for these
+FA4_HEADS = (64, 128)
+FA4_GROUPS = (1, 2, 4, 8)  # its kernel needs no stack for these
 
 logger = logging.getLogger(__name__)
 

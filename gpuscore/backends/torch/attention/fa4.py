@@ -1,9 +1,9 @@
 """Attention by FlashAttention 4's kernel for Hopper; an optional package.
 
-Cached keys of all requests are copied behind the batch's own (`qk_norm_rope_store`), so that all
-keys are rows of one tensor, and the mask rule (`gpuscore.types.batch.visible_rows`) is two numbers
-of each key. They are right because the rows that see a key are consecutive: those from the key to
-the end of its segment's descendants, or all of its request's.
+The cached keys of all requests are copied behind the keys of the batch (`qk_norm_rope_store`), so
+that all keys are rows of one tensor. The rows that see a key are consecutive: from the key itself
+to the last descendant of its segment, or, for a cached key, all rows of its request. So two numbers
+for each key state the mask rule (`gpuscore.types.batch.visible_rows`).
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,14 @@ from gpuscore.backends.torch.words import Room, WordPlaces
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.hopper import KEYS, ROWS, attend, block_lists, load
 
-MOST_BLOCKS = 128  # of cached keys in a batch that runs as a graph: 16,384 keys
-ZEROS, UNUSED = -1, -2  # in place of slots (`qk_norm_rope_store.Pages`)
+MOST_BLOCKS = 128  # most blocks of cached keys in a CUDA graph: 16,384 keys
+# Entries that are not slots, see `qk_norm_rope_store.Pages`.
+ZEROS = -1
+UNUSED = -2
 
 
 class HopperAttention:
-    """An attention backend, for `GraphLauncher`; raises BuildError if the kernel is not there."""
+    """An attention backend for `GraphLauncher`; raises BuildError if the kernel cannot be built."""
 
     def __init__(self, config: DecoderConfig, pool: KVPool) -> None:
         self.config = config
@@ -33,9 +35,9 @@ class HopperAttention:
         self.kernel = load("attention", config.head_dim, self.group)
 
     def buckets(self, most_tokens: int) -> list[Bucket]:
-        """Return the sizes of graphs; in place of tiles there are blocks of cached keys."""
-        made = make_buckets(most_tokens, ROWS // self.group)
-        return sorted({b._replace(tiles=min(b.tiles, MOST_BLOCKS)) for b in made})
+        """Return the sizes of the CUDA graphs. `tiles` are blocks of cached keys here."""
+        all_sizes = make_buckets(most_tokens, ROWS // self.group)
+        return sorted({b._replace(tiles=min(b.tiles, MOST_BLOCKS)) for b in all_sizes})
 
     def tables(self, batch: PackedBatch) -> list[list[Int32Array]]:
         return [key_table(batch, self.pool.page_size)]
@@ -70,8 +72,8 @@ class HopperPass:
     """Attention of one batch."""
 
     backend: HopperAttention
-    read: Tensor  # slots, whose keys and values follow the batch's rows in k and v
-    rules: list[tuple[Tensor, tuple[Tensor, ...]]]  # of all rows, and of the scored rows
+    read: Tensor  # slots whose keys and values are copied behind the batch's rows in k and v
+    rules: list[tuple[Tensor, tuple[Tensor, ...]]]  # masks for all rows, and for scored rows
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         config = self.backend.config
@@ -80,9 +82,9 @@ class HopperPass:
 
 
 def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
-    """Return the keys of a batch and who sees them.
+    """Return the keys of a batch, and the rows that see them.
 
-    A cached prefix stands there once for each run of segments that have it.
+    A cached prefix is listed once for each run of consecutive segments that have it.
 
     Returns:
         The pool's slots [P] of cached keys, and behind them `KEYS` zeros: a block that holds a key
@@ -94,19 +96,19 @@ def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
     starts = batch.cu_seqlens[:-1]
     ends = batch.cu_seqlens[1:]
     request = batch.request_of
-    behind = ends.copy()
-    above = batch.parent
-    while (below := (above >= 0).nonzero()[0]).size:
-        np.maximum.at(behind, above[below], ends[below])
-        above = np.where(above >= 0, batch.parent[above], -1)
-    own = np.stack([np.arange(batch.num_tokens), behind.repeat(ends - starts)])
+    last_seen = ends.copy()  # the row after the last descendant of each segment
+    ancestor = batch.parent
+    while (children := (ancestor >= 0).nonzero()[0]).size:
+        np.maximum.at(last_seen, ancestor[children], ends[children])
+        ancestor = np.where(ancestor >= 0, batch.parent[ancestor], -1)
+    batch_keys = np.stack([np.arange(batch.num_tokens), last_seen.repeat(ends - starts)])
 
     changed = (request[1:] != request[:-1]).nonzero()[0] + 1
-    before = request[changed - 1]
-    now = request[changed]
+    previous = request[changed - 1]
+    current = request[changed]
     pages = batch.page_table
-    differ = (pages[before] != pages[now]).any(1)
-    differ |= batch.prefix_lens[before] != batch.prefix_lens[now]
+    differ = (pages[previous] != pages[current]).any(1)
+    differ |= batch.prefix_lens[previous] != batch.prefix_lens[current]
     first = np.concatenate([[0], changed[differ]])
     lengths = batch.prefix_lens[request[first]]
     bounds = batch.cu_seqlens[[*first, len(request)]]
@@ -116,5 +118,5 @@ def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
 
     zeros = np.full(KEYS, ZEROS)
     cached = np.stack([bounds[run], bounds[run + 1]])
-    arrays = np.concatenate([slots, zeros]), batch.score_rows, own, cached
+    arrays = np.concatenate([slots, zeros]), batch.score_rows, batch_keys, cached
     return [array.astype(np.int32) for array in arrays]
