@@ -43,8 +43,8 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
         sequences: the tokens of the L labels.
         tokens: the nodes' tokens.
         parents: the index of each node's parent node; -1 = the item.
-        next_ids: for each row, the tokens that labels have after it.
-        places: for each token of each label, one label after the other, its index in `next_ids`.
+        next_ids: the tokens that labels have after each row.
+        places: the index in `next_ids` of each label's tokens, one label after the other.
         lengths: the number of tokens of each label.
         counted: the labels that `label_mass` adds up. Equal labels count once. Labels that begin
             with another label are left out, because its probability contains theirs.

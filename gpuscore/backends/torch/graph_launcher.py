@@ -217,7 +217,7 @@ class GraphLauncher(Launcher):
         return torch.empty(count, dtype=torch.int32, device=self.queue.device)
 
     def _capture(self, bucket: Bucket) -> None:
-        """Capture a graph, and compare its first replay with the same kernels launched one by one."""
+        """Capture a graph, and compare its first replay with kernels launched one by one."""
         places = self._places_of[bucket]
         scored = self._write_known(bucket, places)
 

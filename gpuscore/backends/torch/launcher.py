@@ -45,7 +45,7 @@ class WholeHead:
     """A label head over the whole vocabulary; `ShardedVocabulary` divides it between ranks.
 
     Args:
-        impl: which implementation of the kernels to call.
+        impl: the implementation of the kernels.
         softcap: limit of the logits; None = no limit.
         products: replaces the reference's matrix product for few rows.
     """

@@ -118,7 +118,7 @@ class TableBuilder:
         return full * self.shape.keys + masked * self.shape.masked_keys
 
     def _groups(self) -> Wide:
-        """Return each segment's group number. The rows of a tile are of one group: they share keys."""
+        """Return each segment's group number. A tile has rows of one group, which share keys."""
         layout = self.layout
         root = self.lineage[0] if self.lineage else -1
         return layout.request_of.astype(np.int64) * (len(layout.parent) + 1) + root
