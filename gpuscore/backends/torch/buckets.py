@@ -73,15 +73,11 @@ def _tokens(most: int) -> list[int]:
 def _next(size: int) -> int:
     """Return the next larger number of tokens that has a bucket, if batches may be so large."""
     if size >= FINE_FROM:
-        # A batch that is one token too large for `size` has the most padding.
-        most = 100 * (size + 1) // (100 - _most_padding(size))
+        # A batch that is one token too large for `size` has the most padding: this per cent.
+        padding = 12 if size < MANY_FROM else 8
+        most = 100 * (size + 1) // (100 - padding)
         return most // FINE_STEP * FINE_STEP
     return size + (1 << (size.bit_length() - 2))  # by a half or a third, to 2**n or 1.5 * 2**n
-
-
-def _most_padding(tokens: int) -> int:
-    """Return the most padding that a batch over `tokens` tokens gets, in per cent of its bucket."""
-    return 12 if tokens < MANY_FROM else 8
 
 
 def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
