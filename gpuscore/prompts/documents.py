@@ -322,22 +322,22 @@ class FamilyPrompts:
         encoder: TextEncoder,
         texts: tuple[str, str],
     ) -> list[str]:
-        """Cut the documents as the caller asks.
+        """Truncate the documents as the request says.
 
         Args:
             inputs: has the caller's limits.
-            documents: the whole texts.
+            documents: the texts.
             around: number of tokens in the parts before and after the document's part.
-            encoder: of the document's part.
-            texts: before and after the document in its own part.
+            encoder: encodes the part with the document.
+            texts: the texts before and after the document in that part.
         """
         if (most := inputs.most_tokens) is not None:
             documents = [self._foreign.first_tokens(text, most) for text in documents]
         if not inputs.fit:
             return documents
         with refused_controls(inputs.query_name):
-            room = DocumentRoom(encoder, *texts, self._limit - around)
-        shortened = [short for text in documents if (short := room.cut(text)) is not None]
+            space = DocumentRoom(encoder, *texts, self._limit - around)
+        shortened = [short for text in documents if (short := space.cut(text)) is not None]
         if len(shortened) < len(documents):
             raise PromptTooLong(
                 f"the query leaves no room for a document, the limit is {self._limit} tokens",
