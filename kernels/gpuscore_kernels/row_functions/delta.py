@@ -91,16 +91,17 @@ class DeltaFunctions:
             check_tensor(x, (rows, heads), torch.float32)
         check_tensor(pool, tuple(pool.shape), torch.float32)
         check_tensor(walks.chunks, (len(walks.chunks), 4), torch.int32)
-        check_tensor(walks.walks, (sum(walks.levels), 3), torch.int32)
+        for level in walks.walks:
+            check_tensor(level, (len(level), 3), torch.int32)
         longest = int(walks.chunks[:, 0].diff().max())
         if longest > CHUNK_SIZE:
             raise ValueError(f"a chunk has {longest} rows; supported: up to {CHUNK_SIZE}")
         out = torch.empty(rows, heads, value_size)
         held = pool.new_empty(walks.held, *pool.shape[1:])
         threads = torch.get_num_threads()
-        chunk_numbers = CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size)
-        scratch = torch.empty(threads * (chunk_numbers + key_size * value_size))
-        for level in torch.split(walks.walks, list(walks.levels)):
+        of_chunk = CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size)
+        scratch = torch.empty(threads * (of_chunk + key_size * value_size))
+        for level in walks.walks:
             self._library.delta_walks(
                 *(
                     x.data_ptr()
