@@ -30,7 +30,7 @@ def ndcg(scores, grades):
 
 @pytest.fixture(scope="module")
 def demo():
-    with Scorer("demo") as scorer:
+    with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         yield scorer
 
 

@@ -42,8 +42,7 @@ def clone(tmp_path_factory):
 def installed(wheel, tmp_path_factory):
     """Return a folder with the wheel's files, and no checkout on the path beside it."""
     folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*command, "--target", folder, wheel], check=True, timeout=120)
+    ZipFile(wheel).extractall(folder)
     return folder
 
 

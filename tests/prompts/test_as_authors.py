@@ -4,7 +4,6 @@ tests/fixtures/families has the answers of that code to texts that begin and end
 """
 
 import json
-from functools import cache
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from gpuscore import Scorer
 from gpuscore.backends.common.start_check import Tree
 from gpuscore.config import RequestLimits
-from gpuscore.prompts import rendering
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import BackendLimits
@@ -37,18 +35,11 @@ ONE_CLASS = BackendLimits(4096, 16, 4000, 2000, 151_936, classes=("reward",))
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_starts():
-    """Check a start by short requests, whose every row has logits of a large vocabulary, and keep
-    what a template renders to: both tests of a family ask for the same."""
+    """Check a start by short requests: every row has logits of a large vocabulary."""
     short = Tree((5, 1, 3, 2), (-1, 0, 0, 0)), Tree((4, 2), (-1, 0))
-
-    @cache
-    def once(job):
-        return rendering.render(*json.loads(job))
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpuscore.backends.torch.backend.TREES", short)
         patch.setattr("gpuscore.backends.common.start_check.CHUNK", 2)
-        patch.setattr("gpuscore.prompts.chat.render", lambda *job: once(json.dumps(job)))
         yield
 
 
