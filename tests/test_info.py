@@ -125,7 +125,7 @@ def test_a_model_that_does_not_fit_comes_with_a_setting_that_does(large, capsys)
     assert main(["info", large, "--device-memory", "20GiB", "--max-model-len", more]) == 78
     capsys.readouterr()
     assert main(["info", large, "--device-memory", "8GiB"]) == 78
-    assert "the weights that config.json asks for take 15,622.6 MiB" in capsys.readouterr().err
+    assert "the weights that config.json describes take 15,622.6 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from gpuscore.dialects.dialect import (
     text_json,
 )
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
-from gpuscore.text.candidates import MAX_CANDIDATES, Answered, Candidates, candidate_rows
+from gpuscore.text.candidates import MAX_CANDIDATES, Candidates, PromptRows, following
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.request import ScoreResult
@@ -89,22 +89,6 @@ class SentPrompts:
         return size + 2 * token * tokens  # in one text a token may take more than alone
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredPrompts:
-    """Prompts of one request to the engine, with its result.
-
-    Args:
-        prompts: their numbers.
-        shared: number of first tokens that all of them share. If every position was asked for, the
-            result has the rows of these tokens once.
-        result: has a row for every position, or for each prompt's end.
-    """
-
-    prompts: Sequence[int]
-    shared: int
-    result: ScoreResult
-
-
 class TokenTexts:
     """The text of each token by itself; `token_id:N` for a token without text."""
 
@@ -168,14 +152,6 @@ class PositionLogprobs:
     top: Float64Array  # [rows, num_top], the most probable tokens, the first ones first
     top_ids: Int32Array  # [rows, num_top]
 
-    def part(self, *slices: slice) -> "PositionLogprobs":
-        """Return these slices of the rows, one after the other."""
-        parts = (
-            np.concatenate([values[rows] for rows in slices])
-            for values in (self.label, self.top, self.top_ids)
-        )
-        return PositionLogprobs(*parts)
-
     @property
     def best(self) -> Float64Array:
         return self.top[:, 0]
@@ -208,24 +184,22 @@ def top_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
 
 def completion_json(
     sent: SentPrompts,
-    answered: Sequence[AnsweredPrompts],
+    answered: Mapping[int, PromptRows],
     options: CompletionOptions,
     cached_tokens: int,
     head: tuple[str, str, int, str],
-    candidates: Mapping[int, Answered],
 ) -> Iterator[bytes]:
     """Yield the answer as JSON, in pieces.
 
     Args:
-        answered: the prompts with the engine's results; empty if the engine was not options.
+        answered: the engine's results, by prompt; empty if the engine was not asked.
         options: the parts that the request asks for.
         cached_tokens: number of tokens that were cached, for the usage.
         head: the values that the answer begins with.
-        candidates: the log-probabilities of each prompt's candidates, if they were asked for.
     """
     prompts = sent.ids
-    rows = _rows(prompts, answered, options.every_position)
-    del answered  # `rows` has copies
+    every = options.every_position
+    rows = [_positions(prompt, answered.get(n), every) for n, prompt in enumerate(prompts)]
     yield b""
     say = TokenTexts(sent.encoder)
     yield from say.add(*(part.top_ids for part in rows), *prompts)
@@ -241,9 +215,7 @@ def completion_json(
             entries = _Entries(prompt, rows[index], options, say)
             extra = list[Iterator[bytes]]()
             if sent.candidates is not None:
-                start = sent.candidates.start
-                every = options.every_position
-                found = candidate_rows(candidates[index], prompt, start, every)
+                found = answered[index].candidates(sent.candidates.num_rows(prompt))
                 lists = (row.tolist() for row in found)
                 extra = [list_json(lists, max(1, NUMBERS // MAX_CANDIDATES))]
             yield from _choice(index, text, entries, *extra)
@@ -330,28 +302,11 @@ def _numbers(values: NDArray[Any]) -> Iterator[Any]:
         yield from values[start : start + step].tolist()
 
 
-def _rows(
-    prompts: Sequence[Int32Array], answered: Sequence[AnsweredPrompts], every: bool
-) -> list[PositionLogprobs]:
-    """Return log-probabilities of each prompt's positions, or of its end, which has no label."""
-    nothing = PositionLogprobs(np.empty(0), np.empty((0, 1)), NO_TOKENS.reshape(0, 1))
-    of_prompts = [nothing] * len(prompts)
-    for part in answered:
-        labels = [following(prompts[index]) for index in part.prompts] if every else []
-        shared = part.shared if every else 0
-        rows = PositionLogprobs(np.empty(0), *top_logprobs(part.result))
-        if every:
-            first = labels[0][:shared]
-            rest = [ids[shared:] for ids in labels]
-            rows = position_logprobs(part.result, [first, *rest])
-        start = shared
-        for place, index in enumerate(part.prompts):
-            stop = start + (len(labels[place]) - shared if every else 1)
-            of_prompts[index] = rows.part(slice(shared), slice(start, stop))
-            start = stop
-    return of_prompts
-
-
-def following(prompt: Int32Array) -> Int32Array:
-    """Return the token that follows each token; the last one's value is not used."""
-    return np.append(prompt[1:], prompt[:1])
+def _positions(prompt: Int32Array, rows: PromptRows | None, every: bool) -> PositionLogprobs:
+    """Return log-probabilities of a prompt's positions, or of its end, which has no label."""
+    if rows is None or rows.result.top_ids is None:
+        return PositionLogprobs(np.empty(0), np.empty((0, 1)), NO_TOKENS.reshape(0, 1))
+    if every:
+        return position_logprobs(rows.first_labels, [following(prompt)])
+    top, top_ids = top_logprobs(rows.result)
+    return PositionLogprobs(np.empty(0), top[-1:], top_ids[-1:])

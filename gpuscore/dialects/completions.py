@@ -6,16 +6,13 @@ nothing; other values are refused, and the error names the field.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from typing import Annotated, Any
 
 from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
-    AnsweredPrompts,
     CompletionOptions,
     SentPrompts,
     completion_json,
-    following,
 )
 from gpuscore.dialects.decoding import accepting, strict_decoder
 from gpuscore.dialects.dialect import Dialect, PreparedBody
@@ -23,9 +20,17 @@ from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.text.candidates import IDS, START, Answered, Candidates, apart, request_of
+from gpuscore.text.candidates import (
+    IDS,
+    NO_CANDIDATES,
+    START,
+    Candidates,
+    PromptRows,
+    by_prompt,
+    request_of,
+)
 from gpuscore.text.joining import PromptBuilder, Prompts
-from gpuscore.types.batch import Int32Array, Rows, common_prefix, sorted_order
+from gpuscore.types.batch import Int32Array, common_prefix, sorted_order
 from gpuscore.types.request import MAX_TOP, ScoreRequest
 
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
@@ -192,16 +197,15 @@ def _rows_of_prompts(
 ) -> ScoreRequest:
     """Return the engine's request for prompts that begin alike: every row, or with candidates
     alone the rows that have some."""
-    options = body.options
-    labels = [*map(following, prompts)]
-    rows = [Rows.every(len(prompt)) for prompt in prompts]
-    if candidates is not None:
-        pairs = zip(prompts, labels, strict=True)
-        read = [candidates.rows(prompt, own, options.every_position) for prompt, own in pairs]
-        rows = [row for row, _ in read]
-        labels = [ids for _, ids in read]
-    top = _num_top(body, builder) if options.every_position or options.next_token else 0
-    return request_of(prompts, rows, labels, builder.backend, terms=body.terms, num_top=top)
+    every = body.options.every_position
+    return request_of(
+        prompts,
+        candidates or NO_CANDIDATES,
+        builder.backend,
+        terms=body.terms,
+        num_top=_num_top(body, builder) if every or body.options.next_token else 0,
+        every=every,
+    )
 
 
 def _next_token(
@@ -242,25 +246,15 @@ def encode_completion(prepared: PreparedBody[CompletionBody]) -> Iterator[bytes]
         requests = (prepared.asked,)
         results = (prepared.result,)
         places = [range(len(sent.ids))]
-    shared = [len(request.query_ids) for request in requests]
-    candidates = dict[int, Answered]()
-    options = prepared.body.options
-    head = prepared.head("text_completion")
-    if sent.candidates is not None:
-        found = [*map(apart, requests, results, repeat(options.every_position))]
-        results = [result for result, _ in found]
-        for group, (_, rows) in zip(places, found, strict=True):
-            candidates.update(zip(group, rows, strict=True))
-    answered = [*map(AnsweredPrompts, places, shared, results)]
-    if not options.every_position and not options.next_token:
-        answered = []
+    answered: dict[int, PromptRows] = {}
+    for group, request, result in zip(places, requests, results, strict=True):
+        answered.update(zip(group, by_prompt(request, result), strict=True))
     return completion_json(
         sent,
         answered,
-        options,
+        prepared.body.options,
         cached_tokens=prepared.cached_tokens,
-        head=head,
-        candidates=candidates,
+        head=prepared.head("text_completion"),
     )
 
 

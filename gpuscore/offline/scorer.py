@@ -25,7 +25,7 @@ from gpuscore.offline.results import (
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.candidates import Candidates, apart, candidate_rows, request_of
+from gpuscore.text.candidates import Candidates, by_prompt, request_of
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_arguments import (
@@ -225,10 +225,9 @@ class Scorer:
         row_ids = ids_or_lists(candidates, "candidates")
         prompts = builder.whole_prompts([token_ids(ids, "ids")], special=False, name="ids")
         chosen = Candidates.read(row_ids, start, prompts, builder.checks)
-        rows, labels = chosen.rows(prompts[0], prompts[0], every=False)
-        request = request_of(prompts, [rows], [labels], builder.backend)
-        _, (answered,) = apart(request, self._engine.score(request).result(), every=False)
-        return [*candidate_rows(answered, prompts[0], start, every=False)]
+        request = request_of(prompts, chosen, builder.backend)
+        (rows,) = by_prompt(request, self._engine.score(request).result())
+        return [*rows.candidates(chosen.num_rows(prompts[0]))]
 
     @takes_options
     def rerank(

@@ -5,19 +5,18 @@ Row r is the distribution after a prompt's token r, so it belongs to token r + 1
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TypeAlias
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from gpuscore.errors import InvalidRequest, TooManyLabels, TooManyTokens
+from gpuscore.errors import GpuscoreError, InvalidRequest, TooManyLabels, TooManyTokens
 from gpuscore.text.extraction import MAX_SCORES
 from gpuscore.text.score_input import PromptChecks
 from gpuscore.types.batch import (
     NO_TOKENS,
     BackendLimits,
-    Float32Array,
     Float64Array,
     Int32Array,
     Rows,
@@ -31,19 +30,13 @@ START = "prompt_logprob_start"
 MAX_CANDIDATES = 256  # of a row
 MIN_SHARED = 4  # tokens of a query, which costs all items one more pass of attention
 
-# One prompt's rows in parts: the number of labels of each row, and all log-probabilities.
-Answered: TypeAlias = list[tuple[Int32Array, Float64Array]]
-
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The tokens that a request names, from row `start` of each prompt on.
+    """The tokens that a request names, from row `start` of each prompt on."""
 
-    `lists` has one list for all rows, or with `by_row` one for each row of the only prompt.
-    """
-
-    lists: Sequence[Int32Array]
-    by_row: bool
+    ids: Int32Array  # of every row, or of all rows of the only prompt, one row's after the other's
+    counts: Int32Array | None  # ids of each of its rows; None = every row has all ids
     start: int
 
     @staticmethod
@@ -54,9 +47,8 @@ class Candidates:
         checks: PromptChecks,
     ) -> "Candidates":
         """Return a body's candidates; raise GpuscoreError if they do not fit the prompts."""
-        flat = [id for id in ids if isinstance(id, int)]
         nested = [row_ids for row_ids in ids if not isinstance(row_ids, int)]
-        if flat and nested:
+        if nested and len(nested) < len(ids):
             raise InvalidRequest(f"{IDS} must be token ids, or a list of them per row", param=IDS)
         for index, prompt in enumerate(prompts):
             if not 0 <= start < len(prompt) - 1:
@@ -69,67 +61,86 @@ class Candidates:
         if nested and (len(prompts) > 1 or len(nested) != rows):
             expected = rows if len(prompts) == 1 else "one prompt's"
             raise InvalidRequest(f"{IDS} has {len(ids)} lists for {expected} rows", param=IDS)
-        lists: list[Int32Array] = []
-        for row, row_ids in enumerate(nested or [flat]):
-            param = f"{IDS}[{row}]" if nested else IDS
+        lists: Sequence[Any] = nested or [ids]
+        names = [f"{IDS}[{row}]" for row in range(rows)] if nested else [IDS]
+        for param, row_ids in zip(names, lists, strict=True):
             if len(row_ids) > MAX_CANDIDATES:
                 message = f"{len(row_ids)} candidates, the limit is {MAX_CANDIDATES}"
                 raise TooManyLabels(message, param=param)
-            lists.append(checks.ids(row_ids, param))
-        candidates = Candidates(lists, bool(nested), start)
+        try:
+            checked = checks.ids([*chain.from_iterable(lists)], IDS)
+        except GpuscoreError:
+            for param, row_ids in zip(names, lists, strict=True):
+                checks.ids(row_ids, param)  # raises the error with the row's name
+            raise
+        counts = int32_array([*map(len, lists)]) if nested else None
+        candidates = Candidates(checked, counts, start)
         if (total := candidates.count(prompts)) > MAX_SCORES:
             raise TooManyTokens(f"{total} candidates, the limit is {MAX_SCORES}", param=IDS)
         return candidates
 
     def count(self, prompts: Sequence[Int32Array]) -> int:
         """Return the number of log-probabilities of these prompts."""
-        if self.by_row:
-            return sum(map(len, self.lists))
-        return sum((len(prompt) - 1 - self.start) * len(self.lists[0]) for prompt in prompts)
+        rows = sum(map(self.num_rows, prompts))
+        return len(self.ids) * (rows if self.counts is None else 1)
 
-    def rows(
-        self, prompt: Int32Array, first_labels: Int32Array, every: bool
-    ) -> tuple[Rows, Int32Array]:
+    def num_rows(self, prompt: Int32Array) -> int:
+        """Return the number of a prompt's rows that have candidates."""
+        return len(prompt) - 1 - self.start
+
+    def rows(self, prompt: Int32Array, every: bool) -> tuple[Rows, Int32Array]:
         """Return the rows of a prompt that are computed, and their labels.
 
         They are those with candidates and the last one, or with `every` all. Each has one label
-        before the candidates: that of `first_labels` for its token.
+        before the candidates: the token that follows.
         """
-        start = self.start
-        end = len(prompt) - 1
-        places = np.arange(0 if every else start, len(prompt), dtype=np.int32)
-        labels: list[Int32Array] = []
-        for row in places.tolist():
-            candidates = NO_TOKENS
-            if start <= row < end:
-                candidates = self.lists[row - start if self.by_row else 0]
-            labels.append(np.append(first_labels[row], candidates))
-        return Rows(places, int32_array([*map(len, labels)])), np.concatenate(labels)
+        ids = self.ids
+        counts = self.counts
+        if counts is None:
+            counts = np.full(self.num_rows(prompt), len(ids), np.int32)
+            ids = np.tile(ids, len(counts))
+        counts = np.pad(counts, (self.start if every else 0, 1))
+        places = np.arange(len(prompt) - len(counts), len(prompt), dtype=np.int32)
+        labels = np.insert(ids, np.cumsum(counts) - counts, following(prompt)[places])
+        return Rows(places, counts + np.int32(1)), labels
+
+
+NO_CANDIDATES = Candidates(NO_TOKENS, None, 0)
+
+
+def following(prompt: Int32Array) -> Int32Array:
+    """Return the token that follows each token; the last one's value is not used."""
+    return np.append(prompt[1:], prompt[:1])
 
 
 def request_of(
     prompts: Sequence[Int32Array],
-    rows: Sequence[Rows],
-    labels: Sequence[Int32Array],
+    candidates: Candidates,
     backend: BackendLimits,
     terms: Terms = Terms(),  # noqa: B008  (it never changes)
     num_top: int = 0,
+    every: bool = False,
 ) -> ScoreRequest:
-    """Return the engine's request for rows of prompts that begin alike."""
+    """Return the engine's request for rows of prompts that begin alike, see `Candidates.rows`."""
     length = _shared_length(prompts, backend)
-    query_rows, query_labels = rows[0].part(0, length)
-    parts = [
-        prompt_rows.part(length, len(prompt))
-        for prompt_rows, prompt in zip(rows, prompts, strict=True)
-    ]
-    item_rows = [part for part, _ in parts]
+    rows: list[Rows] = []
+    labels: list[Int32Array] = []
+    for prompt in prompts:
+        prompt_rows, prompt_labels = candidates.rows(prompt, every)
+        if not rows:
+            query_rows, part = prompt_rows.part(0, length)
+            rows.append(query_rows)
+            labels.append(prompt_labels[part])
+        item_rows, part = prompt_rows.part(length, len(prompt))
+        rows.append(item_rows)
+        labels.append(prompt_labels[part])
     return ScoreRequest(
         prompts[0][:length],
         tuple(prompt[length:] for prompt in prompts),
-        tuple(ids[item_labels] for ids, (_, item_labels) in zip(labels, parts, strict=True)),
+        tuple(labels[1:]),
         need_lse=True,
         num_top=num_top,
-        readouts=Readouts.of([query_rows, *item_rows], labels[0][query_labels]),
+        readouts=Readouts.of(rows, labels[0]),
         **terms._asdict(),
     )
 
@@ -150,45 +161,47 @@ def _shared_length(prompts: Sequence[Int32Array], backend: BackendLimits) -> int
     return length if length >= MIN_SHARED and pages <= backend.num_pages else 0
 
 
-def apart(
-    request: ScoreRequest, result: ScoreResult, every: bool
-) -> tuple[ScoreResult, list[Answered]]:
-    """Return the result as it would be without candidates, and each prompt's candidates.
+class PromptRows(NamedTuple):
+    """The result of one prompt's rows, and the number of labels of each row."""
 
-    With `every` it has a row for each token, else for each prompt's last one.
-    """
-    readouts = request.readouts
-    lse = result.lse
-    assert readouts is not None and lse is not None  # noqa: S101, PT018  (candidates need them)
-    rows = readouts.rows if len(readouts.query_labels) else readouts.rows[1:]
-    ends = np.cumsum([len(part.places) for part in rows])
-    first_logits: list[Float32Array] = []
-    parts: Answered = []
-    for (_, counts), logits, row_lse in zip(
-        rows, result.label_logits, np.split(lse, ends[:-1]), strict=True
-    ):
-        first_logits.append(logits[np.cumsum(counts) - counts])
-        values = logits.astype(np.float64) - np.repeat(row_lse, counts)
-        parts.append((counts, np.minimum(values, 0.0)))
-    shared = parts[: len(parts) - len(request.item_ids)]
-    answered = [[*shared, part] for part in parts[len(shared) :]]
-    if every:
-        return replace(result, label_logits=tuple(first_logits)), answered
-    last = ends[len(shared) :] - 1
-    tops = (result.top_ids, result.top_logits)
-    top_ids, top_logits = (None if part is None else part[last] for part in tops)
-    return replace(result, lse=lse[last], top_ids=top_ids, top_logits=top_logits), answered
+    result: ScoreResult
+    counts: Int32Array
+
+    @property
+    def first_labels(self) -> ScoreResult:
+        """The result of the first label of each row."""
+        (logits,) = self.result.label_logits
+        starts = np.cumsum(self.counts) - self.counts
+        return replace(self.result, label_logits=(logits[starts],))
+
+    def candidates(self, count: int) -> Iterator[Float64Array]:
+        """Yield the log-probabilities of all labels but the first one, of `count` rows before the
+        last one."""
+        lse = self.result.lse
+        assert lse is not None  # noqa: S101  (`request_of` needs it)
+        values = self.result.label_logits[0].astype(np.float64) - np.repeat(lse, self.counts)
+        logprobs = np.minimum(values, 0.0)
+        ends = np.cumsum(self.counts)[-1 - count :]
+        for start, end in pairwise((ends - self.counts[-1 - count :]).tolist()):
+            yield logprobs[start + 1 : end]
 
 
-def candidate_rows(
-    answered: Answered, prompt: Int32Array, start: int, every: bool
-) -> Iterator[Float64Array]:
-    """Yield the log-probabilities of each row's candidates, from row `start` of the prompt on;
-    `every` as for `apart`."""
-    every_row = (
-        values[end - count + 1 : end]  # without the row's first label
-        for counts, values in answered
-        for count, end in zip(counts.tolist(), np.cumsum(counts).tolist(), strict=True)
-    )
-    skipped = start if every else 0
-    return islice(every_row, skipped, skipped + len(prompt) - 1 - start)
+def by_prompt(request: ScoreRequest, result: ScoreResult) -> Iterator[PromptRows]:
+    """Yield each prompt's rows: those of the query, then those of its item."""
+    read = request.readouts
+    bounds = request.first_rows
+    query_logits = result.label_logits[: -len(request.item_ids)]
+    for item, rows in enumerate(pairwise(bounds)):
+        some = np.append(np.arange(bounds[0]), np.arange(*rows))
+        lse, top_ids, top_logits = (
+            None if values is None else values[some]
+            for values in (result.lse, result.top_ids, result.top_logits)
+        )
+        logits = np.concatenate((*query_logits, result.label_logits[len(query_logits) + item]))
+        counts = int32_array([len(logits)])
+        if read is not None:
+            counts = np.concatenate((read.counts[0], read.counts[1 + item]))
+        part = replace(
+            result, label_logits=(logits,), lse=lse, top_ids=top_ids, top_logits=top_logits
+        )
+        yield PromptRows(part, counts)

@@ -123,7 +123,7 @@ def test_plans_for_a_tpu(tiny_model, monkeypatch):
     assert model.num_kv_heads * model.head_dim < 128, "one tile holds the heads of the tiny model"
     assert plan.pages.page_bytes == plan.pages.size * 2 * model.num_layers * 128 * 2
     largest = plan.sizes()[-1].tiling
-    assert (largest.rows, largest.own_keys, largest.product_rows[0]) == (256, 256, 2048)
+    assert (largest.rows, largest.batch_keys, largest.product_rows[0]) == (256, 256, 2048)
     with pytest.raises(ConfigError, match="float16, which a TPU multiplies as bfloat16"):
         plan_backend(directory, dataclasses.replace(config, dtype="float16"))
 
@@ -138,7 +138,7 @@ def test_numbers_of_the_kernel_fit_scalar_memory(tiny_model, monkeypatch, tokens
     config = ModelConfig(backend="jax", dtype="bfloat16", max_batch_tokens=tokens)
     sizes = plan_backend(directory, config).sizes()[-1]
     tables = divided(np.zeros(buffer_length(sizes), np.int32), sizes)
-    numbers = (*tables.every.bounds, tables.every.blocks, tables.pages)
+    numbers = (*tables.all_rows.bounds, tables.all_rows.blocks, tables.pages)
     numbers += (tables.prefix_lens, tables.block_starts)
     assert sizes.tokens == tokens
     assert sum(table.nbytes for table in numbers) < 2**20 * 3 // 4

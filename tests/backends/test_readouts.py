@@ -18,7 +18,7 @@ from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import plan_items
 from gpuscore.errors import InvalidRequest
 from gpuscore.text import joining
-from gpuscore.text.candidates import Candidates, apart, candidate_rows, request_of
+from gpuscore.text.candidates import Candidates, by_prompt, request_of
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import PromptChecks, ScoreInput
 from gpuscore.types.request import Readouts
@@ -236,17 +236,15 @@ def test_after_eviction(engine_of, tiny_model, rng):
 def candidates(engine, prompts, ids, start=0):
     """Return a request for candidates after the tokens of prompts."""
     chosen = Candidates.read(ids, start, prompts, PromptChecks(engine.limits))
-    made = [chosen.rows(prompt, prompt, every=False) for prompt in prompts]
-    return request_of(prompts, *zip(*made, strict=True), engine.limits)
+    return request_of(prompts, chosen, engine.limits)
 
 
 def found(engine, prompts, request, start=0):
-    _, answered = apart(request, engine.score(request).result(120), every=False)
-    rows = (
-        candidate_rows(parts, prompt, start, every=False)
-        for parts, prompt in zip(answered, prompts, strict=True)
-    )
-    return [[*of_prompt] for of_prompt in rows]
+    answered = by_prompt(request, engine.score(request).result(120))
+    return [
+        [*rows.candidates(len(prompt) - 1 - start)]
+        for rows, prompt in zip(answered, prompts, strict=True)
+    ]
 
 
 def test_bits_of_candidates_do_not_depend_on_other_prompts(engine_of, rng):

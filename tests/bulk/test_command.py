@@ -65,8 +65,8 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--output", "out.csv"], "--output out.csv: of JSON lines, it must end with .jsonl"),
-        (["--output", "out.parquet"], "of JSON lines, it must end with .jsonl"),
+        (["--output", "out.csv"], "--output out.csv: for JSON lines it must end with .jsonl"),
+        (["--output", "out.parquet"], "for JSON lines it must end with .jsonl"),
         (["--input", "none.jsonl"], "none.jsonl: No such file or directory"),
         (["--apply-softmax"], "--apply-softmax needs --labels"),
         (["--query-column", "item"], "--query-column and --item-column are both item"),
@@ -127,7 +127,7 @@ ROWS = make_rows(30)
     [
         (["--item-column", "text"], " has no column text; it has ['id', 'query', 'item']"),
         (["--query-column", "text"], " has no column text; it has ['id', 'query', 'item']"),
-        (["--scores-column", "id"], "has a column id already; --scores-column names another"),
+        (["--scores-column", "id"], "has a column id already; choose another with --scores-column"),
     ],
 )
 def test_refused_with_the_columns_that_are_there(tmp_path, capsys, kind, flags, message):

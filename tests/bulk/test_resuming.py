@@ -162,7 +162,7 @@ def test_a_stopped_command_says_where(tmp_path, number, code):
 @pytest.mark.parametrize("every", [0.0, 60.0])
 def test_results_of_a_part_are_kept_before_it_is_whole(tmp_path, monkeypatch, every):
     """Otherwise a job that is killed every minute would never end on a slow machine."""
-    monkeypatch.setattr("gpuscore.commands.bulk.scoring.KEPT_EVERY", every)
+    monkeypatch.setattr("gpuscore.commands.bulk.scoring.SAVE_EVERY", every)
     kept, seen = tmp_path / "out.jsonl.work" / "0.part", []
 
     def looks(engine):
@@ -206,7 +206,9 @@ def test_a_changed_input_is_refused(tmp_path):
     source, output = unfinished(tmp_path)
     old = source.read_bytes()
     source.write_bytes(old + b"{}\n")
-    with pytest.raises(ConfigError, match="SHA-256 of --input was .*; remove"):
+    with pytest.raises(
+        ConfigError, match="SHA-256 of --input was .*; to start the job again, remove"
+    ):
         run(source, output)
     source.write_bytes(old.replace(b"blue", b"pink"))
     os.utime(source, ns=(0, 0))
@@ -240,14 +242,14 @@ def test_a_changed_option_is_refused(tmp_path, change, message):
     source, output = unfinished(tmp_path, settings={"--dtype": "auto"})
     with pytest.raises(ConfigError, match=message) as caught:
         run(source, output, **({"settings": {"--dtype": "auto"}} | change))
-    assert f"remove {tmp_path / 'out.jsonl.work'} to begin anew" in str(caught.value)
+    assert f"to start the job again, remove {tmp_path / 'out.jsonl.work'}" in str(caught.value)
 
 
 def test_a_second_run_is_refused(tmp_path):
     source, output = unfinished(tmp_path)
     held = os.open(tmp_path / "out.jsonl.work", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    with pytest.raises(ConfigError, match="another run is writing it"):
+    with pytest.raises(ConfigError, match="another process is writing it"):
         run(source, output)
     os.close(held)
     run(source, output)

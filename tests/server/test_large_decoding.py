@@ -3,6 +3,7 @@ more values than the limits allow is refused before they are made."""
 
 import json
 import random
+from itertools import product
 
 import msgspec
 import pytest
@@ -62,7 +63,7 @@ def test_parts_are_the_whole(name, indent):
     assert PartsDecoder(kind).decode(body, LIMITS) == msgspec.json.decode(body, type=kind)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 64])
+@pytest.mark.parametrize("size", [1, 7, 64])
 def test_any_value_and_the_place_of_any_error(monkeypatch, size):
     monkeypatch.setattr(parts, "PART", size)
 
@@ -108,8 +109,14 @@ def test_all_that_the_limits_allow_is_decoded():
         assert {name: getattr(decoded, name) for name in fields} == fields
 
 
-@pytest.mark.parametrize("place", ["list", "entry", "object"])
-@pytest.mark.parametrize("value", [1, -1.5, None, "", [], {}, [1], {"a": ""}], ids=json.dumps)
+VALUES = [1, -1.5, None, "", [], {}, [1], {"a": ""}]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [*(("list", value) for value in VALUES), *product(["entry", "object"], [1, None, "", [1]])],
+    ids=json.dumps,
+)
 def test_more_is_refused_before_it_is_made(place, value):
     class Body(msgspec.Struct):
         a: object

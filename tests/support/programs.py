@@ -15,6 +15,8 @@ from typing import IO, Any
 from support import fork_server
 
 COMMAND = str(Path(sys.executable).with_name("gpuscore"))
+STANDBY = "standby"  # the name in /proc of a fork that waits to become an engine
+ENGINES = "TESTS_ENGINES"  # a variable: how many engines a program finds in standby, by default 1
 Stream = int | IO[Any]
 
 

@@ -27,7 +27,7 @@ from gpuscore.processes.worker.process import Patience, command
 from gpuscore.processes.worker.wire import Placement, Start, encode
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
-from support.serving import running, wait_until
+from support.serving import children, running, wait_until
 from support.tape_engine import MARK, MischievousTape
 
 LABELS = np.array([3, 1, 500], dtype=np.int32)
@@ -284,6 +284,29 @@ def test_closing_answers_what_waits(make_client):
             future.result(timeout=0)
     client.ended.result()
     assert not running(client.pid)
+
+
+def test_signals_during_its_start_do_not_end_a_child(make_client):
+    """A closing terminal signals it from the moment when it exists."""
+    before = set(children(os.getpid()))
+    started = threading.Event()
+
+    def signal_all():
+        while not started.is_set():
+            for pid in set(children(os.getpid())) - before:
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    os.kill(pid, number)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=signal_all)
+    thread.start()
+    try:
+        client = make_client()
+        client.started.result(60)
+    finally:
+        started.set()
+        thread.join()
+    assert score(client, request_of(5)).result(10)
 
 
 def test_a_program_that_is_no_child(make_client):

@@ -7,14 +7,6 @@ imported in this process only. SOCKET is the number of an inherited socket, PARE
 process id.
 """
 
-import signal
-
-# Before the other imports: a service manager may signal all processes, but only the parent may act
-# on it, because it drains.
-if __name__ == "__main__":
-    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(_number, signal.SIG_IGN)
-
 import logging
 import os
 import socket
@@ -22,12 +14,13 @@ import sys
 from importlib import import_module
 
 from gpuscore.processes.worker.child import run
-from gpuscore.processes.worker.process import die_with
+from gpuscore.processes.worker.process import die_with, ignore_stops
 from gpuscore.system.heap import use_one_arena
 from gpuscore.system.log import LogWriter, logging_to
 
 
 def main(factory: str, descriptor: str, parent: str) -> int:
+    ignore_stops()
     die_with(int(parent))
     use_one_arena()
     logging.getLogger().setLevel(logging.WARNING)

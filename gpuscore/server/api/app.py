@@ -42,7 +42,14 @@ def create_app(
         redoc_url=None,
     )
     app.router.route_class = PlainRoute
-    _add_dialects(app, service, config)
+    for path, dialect in DIALECT_OF.items():
+        app.router.add_api_route(
+            path,
+            endpoint(dialect, service, config),
+            methods=["POST"],
+            summary=dialect.summary,
+            description=dialect.description,
+        )
     add_probes(app, service)
     add_pages(app, service, aliases)
     add_metrics(app, operations)
@@ -60,17 +67,6 @@ def create_app(
     app.openapi = described  # type: ignore[method-assign]
     open_paths = {*OPEN_PATHS, *add_files(app, config.ui)}
     return Gate(app, config, keys, operations, hosts=hosts, open_paths=open_paths, pieces=pieces)
-
-
-def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:
-    for path, dialect in DIALECT_OF.items():
-        app.router.add_api_route(
-            path,
-            endpoint(dialect, service, config),
-            methods=["POST"],
-            summary=dialect.summary,
-            description=dialect.description,
-        )
 
 
 class PlainRoute(APIRoute):

@@ -69,12 +69,12 @@ def label_logits(
         return triton.label_logits(hidden, weight, rows, label_ids, softcap=softcap)
     compute = torch.promote_types(hidden.dtype, torch.float32)
     logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
-    step = _power_of_two(MAX_TILE // hidden.shape[1])
+    step = _power_of_two(CACHED_PIECE // hidden.shape[1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        left = hidden.index_select(0, rows[part]).to(compute)
-        right = weight.index_select(0, label_ids[part]).to(compute)
-        logits[part] = _capped((left * right).sum(dim=1), softcap)
+        products = hidden.index_select(0, rows[part]).to(compute)
+        products *= weight.index_select(0, label_ids[part])
+        logits[part] = _capped(products.sum(dim=1), softcap)
     return logits
 
 
