@@ -1,22 +1,17 @@
-"""Keeps what templates render to: tests of one template start one process for it."""
+"""Keeps what templates render to: a process for each takes a tenth of a second."""
 
 import json
-from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 
-from gpuscore.prompts import rendering
+from gpuscore.prompts import chat, rendering
 
-
-@cache
-def _rendered(job: str) -> Any:
-    return rendering.render(*json.loads(job))
+once = cache(lambda job: rendering.render(*json.loads(job)))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _rendered_once() -> Iterator[None]:
+def _rendered_once():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuscore.prompts.chat.render", lambda *job: _rendered(json.dumps(job)))
+        patch.setattr(chat, "render", lambda *job: once(json.dumps(job)))
         yield

@@ -16,16 +16,7 @@ from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import BackendLimits
 from support.connections import connected
 from support.families import ids_of
-from support.family_models import (
-    CASES,
-    FOLDER,
-    GUARDS,
-    PAIRS,
-    SCORED,
-    digest,
-    make_directory,
-    pairs,
-)
+from support.family_models import CASES, FOLDER, GUARDS, SCORED, digest, make_directory, pairs
 from support.serving import serving
 from support.slow import slow
 
@@ -57,7 +48,7 @@ def queries_of(name):
     return [(None if alone and i % 2 else q, d) for i, (q, d) in enumerate(pairs())]
 
 
-@pytest.mark.parametrize("count", [100, *slow(PAIRS)])
+@pytest.mark.parametrize("count", [100, *slow(300)])
 def test_the_ids_of_the_authors_code(case, count):
     name, directory, answers = case
     wanted = CASES[name].family or name
