@@ -7,11 +7,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.memory import Memory
-from gpuscore.backends.common.shapes import bytes_per_state, bytes_per_token
+from gpuscore.backends.common.quantization import Precision, choose_precision
+from gpuscore.backends.common.shapes import (
+    bytes_per_state,
+    bytes_per_token,
+    count_weight_bytes,
+)
+from gpuscore.backends.common.shards import Shard, refuse_quantized, settings_of_a_rank
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
@@ -221,3 +229,50 @@ def plan_pages(
         num_states=num_states,
         state_bytes=num_states * state,
     )
+
+
+class RankPlan(NamedTuple):
+    """What torch loads on one rank's device of some kind, which need not be here."""
+
+    part: DecoderConfig  # of the model
+    dtype: str
+    precision: Precision  # of linear layers
+    max_model_len: int
+    weight_bytes: int
+    pages: PagePlan
+
+
+def plan_rank(
+    architecture: Architecture,
+    settings: ModelConfig,
+    kind: str,
+    *,
+    shard: Shard,
+    computes: Callable[[str], bool],
+    why_not_int8: Callable[[], str | None],
+    again: int = 0,
+) -> RankPlan:
+    """Plan for one rank.
+
+    Args:
+        architecture, settings: of the model.
+        kind: the kind of its device.
+        shard: the rank's part of the model.
+        computes: see `choose_dtype`.
+        why_not_int8: see `choose_precision`.
+        again: see `plan_pages`.
+
+    Raises:
+        ConfigError: the model or a setting is not supported.
+    """
+    whole = architecture.config
+    part = shard.part_of(whole)
+    dtype = choose_dtype(whole, settings.dtype, kind, computes)
+    max_len = choose_max_model_len(whole, settings.max_model_len)
+    precision = choose_precision(settings.quantization, architecture.storage, why_not_int8)
+    refuse_quantized(precision, shard.ranks)
+    refuse_with_states(whole, settings, precision)
+    weight_bytes = count_weight_bytes(part, ITEM_SIZE[dtype], precision)
+    own = settings_of_a_rank(settings, kind)
+    pages = plan_pages(part, own, max_len=max_len, dtype=dtype, device=kind, again=again)
+    return RankPlan(part, dtype, precision, max_len, weight_bytes, pages=pages)

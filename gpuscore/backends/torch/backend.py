@@ -60,7 +60,7 @@ from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.extend_attention.reference import extend_attention
-from gpuscore_kernels.hopper import gated_product
+from gpuscore_kernels.hopper import FEWEST_ROWS, gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
 from gpuscore_kernels.row_functions.build import BuildError
 
@@ -136,7 +136,7 @@ class TorchBackend:
             self.launcher.release()
             del self.launcher  # its pages and graphs make room
             states = plan.pages.num_states
-            self.launcher = self._make_launcher(config, weights, num_pages, states)
+            self.launcher = self._make_launcher(config, weights, num_pages, states, FEWEST_ROWS)
         except BuildError as error:
             self.close()
             raise ConfigError(f"--attention {plan.attention}: {error}") from error
@@ -196,18 +196,13 @@ class TorchBackend:
     def _run(self, run: Callable[[], ResultT]) -> Future[ResultT]:
         return self._thread.submit(partial(translate_errors, run, self.device))
 
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest segment."""
-        return min(self.plan.max_tokens, self.plan.max_model_len)
-
     def _make_launcher(
         self,
         config: DecoderConfig,
         weights: DecoderWeights,
         num_pages: int,
         num_states: int,
-        gated_from: int | None = None,
+        gated_from: int,
     ) -> Launcher:
         plan = self.plan
         operators = Operators(
@@ -337,7 +332,8 @@ class TorchBackend:
 
     def _set_up(self) -> None:
         rows = (1, TILE_ROWS + 1) if self.plan.kernels else (1,)  # fewer and more than a tile
-        self.run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
+        longest = min(self.plan.max_tokens, self.plan.max_model_len)  # tokens of a segment
+        self.run_all(warmup_batches(longest, self.plan.pages.size, rows))
 
     def run_all(self, batches: Iterable[PackedBatch]) -> None:
         """Compute batches one after the other, for their memory or their set-up alone."""

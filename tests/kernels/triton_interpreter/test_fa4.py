@@ -185,7 +185,8 @@ def test_neighbours_in_one_prefix_share_its_copy():
         (one.page_table, [0, 1, 0], 120),  # a request in two places
     ):
         batch = replace(one, page_table=pages, request_of=np.array(request, np.int32))
-        assert len(fa4.key_table(batch, PAGE).slots) == cached
+        slots, *_ = fa4.key_table(batch, PAGE)
+        assert (slots >= 0).sum() == cached
         Layer(2).checked(batch)
 
 

@@ -67,12 +67,12 @@ def rule(walks, heads=(2, 3), sizes=(12, 20), changed=slice(0), dtype=torch.floa
             for length in lengths if isinstance(lengths, list) else [lengths]:
                 begins += [len(begins)] * length
     start = len(begins)
-    tables = (
+    chunks, chains, begins = (
         torch.tensor(x, dtype=torch.int32, device=DEVICE)
         for x in ([*entries, (start, -1, -1, -1)], chains, begins)
     )
     levels = np.bincount([level for level, _, _ in walks])
-    walked = Walks(*tables, tuple(levels.tolist()), held=2)
+    walked = Walks(chunks, chains.split(levels.tolist()), begins, held=2)
     convolved = randn(start + 40, key_heads * (2 * key_size + repeat * value_size))
     convolved[:, : 2 * key_heads * key_size] *= key_size**-0.5
     convolved[changed] *= 0.5
@@ -139,12 +139,11 @@ def test_tails():
     """Rows of the batch, of other slots, and of their own, and an entry of a graph's room."""
     mixed, memory = between_nans(randn(5, 40)), randn(5, 3, 40, seed=1)
     kept, before = memory[1:], memory[0].clone()  # slot -1 would be there
-    early, late = [[2, -2 - 4, -2 - 5, 0]], [[1, -2 - 5, 1, 2], [0, -1, -1, 4], [-1, 3, 3, 3]]
+    entries = [[2, -2 - 4, -2 - 5, 0], [1, -2 - 5, 1, 2], [0, -1, -1, 4], [-1, 3, 3, 3]]
     expected = kept.clone()
-    for entries in (early, late):
-        table = torch.tensor(entries, dtype=torch.int32, device=DEVICE)
-        delta_net.triton.keep_tails(mixed, kept, table)
-        plain.keep_tails(mixed, expected, table[: len(entries) - (entries is late)])
+    table = torch.tensor([*entries, [0, 2, 2, 2]], dtype=torch.int32, device=DEVICE)
+    delta_net.triton.keep_tails(mixed, kept, table)
+    plain.keep_tails(mixed, expected, table[:4])
     assert torch.equal(kept, expected)
     assert torch.equal(memory[0], before)
 

@@ -7,73 +7,22 @@ for each key state the mask rule (`gpuscore.types.batch.visible_rows`).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.buckets import Bucket, make_buckets
 from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.words import Room, WordPlaces
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.extend_attention import aligned, word_slices
-from gpuscore_kernels.extend_attention.table import WordsT
 from gpuscore_kernels.hopper import KEYS, ROWS, attend, block_lists, load
 
 MOST_BLOCKS = 128  # most blocks of cached keys in a CUDA graph: 16,384 keys
 # Entries that are not slots, see `qk_norm_rope_store.Pages`.
 ZEROS = -1
 UNUSED = -2
-NEVER = 2**31 - 1  # stands for the first row that sees a key, where no row does
-
-
-class KeyTable(NamedTuple):
-    """The keys of a batch: its T rows, then P cached keys."""
-
-    slots: Int32Array  # [P] the cached keys' slots of the pool
-    # [4, T + P] For each key: the first row that sees it and the row after the last. Then the same
-    # two numbers, counted in scored rows.
-    numbers: Int32Array
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPlace:
-    """The place of a `KeyTable` in an array of words, with room for blocks of cached keys."""
-
-    sizes: Bucket
-    start: int
-
-    @property
-    def cached(self) -> int:
-        return self.sizes.tiles * KEYS
-
-    @property
-    def keys(self) -> int:
-        return -(-(self.sizes.tokens + self.cached) // KEYS) * KEYS
-
-    @property
-    def end(self) -> int:
-        return aligned(self.start + self.cached + 4 * self.keys)
-
-    def write(self, table: KeyTable, words: Int32Array, tail: int) -> int:
-        """Write a table, padded with keys that no row sees; return `tail`."""
-        used = len(table.slots)
-        tokens = table.numbers.shape[1] - len(table.slots)
-        slots, numbers = self.parts(words)
-        slots[:used] = table.slots
-        # The rest of the last block with a cached key is zeros, so that all its keys are finite.
-        slots[used : used + KEYS] = ZEROS
-        slots[used + KEYS :] = UNUSED
-        numbers[::2] = NEVER
-        numbers[1::2] = 0
-        numbers[:, :tokens] = table.numbers[:, :tokens]
-        numbers[:, self.sizes.tokens : self.sizes.tokens + used] = table.numbers[:, tokens:]
-        return tail
-
-    def parts(self, words: WordsT) -> tuple[WordsT, WordsT]:
-        """Return the parts of `words` that hold the slots and the numbers."""
-        slots, numbers = word_slices((self.cached, 4 * self.keys), self.start)
-        return words[slots], words[numbers].reshape(4, self.keys)
 
 
 class HopperAttention:
@@ -90,22 +39,30 @@ class HopperAttention:
         all_sizes = make_buckets(most_tokens, ROWS // self.group)
         return sorted({b._replace(tiles=min(b.tiles, MOST_BLOCKS)) for b in all_sizes})
 
-    def tables(self, batch: PackedBatch) -> list[KeyTable]:
+    def tables(self, batch: PackedBatch) -> list[list[Int32Array]]:
         return [key_table(batch, self.pool.page_size)]
 
-    def tiles(self, tables: list[KeyTable]) -> int:
-        return -(-len(tables[0].slots) // KEYS)
+    def tiles(self, tables: list[list[Int32Array]]) -> int:
+        return -(-len(tables[0][0]) // KEYS) - 1  # without zeros
 
-    def list_words(self, tables: list[KeyTable]) -> int:
+    def list_words(self, tables: list[list[Int32Array]]) -> int:
         return 0
 
-    def places(self, sizes: Bucket, start: int) -> tuple[KeyPlace, ...]:
-        return (KeyPlace(sizes, start),)
+    def places(self, sizes: Bucket, start: int) -> tuple[WordPlaces, ...]:
+        """Return the places of a `key_table`, with room for blocks of keys; nobody sees the keys
+        that fill it."""
+        cached = sizes.tiles * KEYS
+        behind = -(-(sizes.tokens + cached) // KEYS) * KEYS - sizes.tokens
+        slots = Room((cached,), UNUSED)
+        scored = Room((sizes.scored,), sizes.tokens)
+        rooms = slots, scored, Room((2, sizes.tokens)), Room((2, behind))
+        return (WordPlaces.of(rooms, start),)
 
-    def on_device(self, places: tuple[KeyPlace, ...], words: Tensor) -> "HopperPass":
-        (place,) = places
-        slots, numbers = place.parts(words)
-        sides = (numbers[:2], place.sizes.tokens), (numbers[2:], place.sizes.scored)
+    def on_device(self, places: tuple[WordPlaces, ...], words: Tensor) -> "HopperPass":
+        slots, scored, own, cached = places[0].views(words)
+        every = torch.cat((own, cached), dim=1)
+        last = torch.searchsorted(scored, every, out_int32=True)
+        sides = (every, own.shape[1]), (last, scored.shape[0])
         rules = [(part, block_lists(part, rows, self.group)) for part, rows in sides]
         return HopperPass(self, slots, rules)
 
@@ -124,10 +81,17 @@ class HopperPass:
         return attend(self.backend.kernel, (q, k, v), rule, config.attention_scale)
 
 
-def key_table(batch: PackedBatch, page_size: int) -> KeyTable:
+def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
     """Return the keys of a batch, and the rows that see them.
 
     A cached prefix is listed once for each run of consecutive segments that have it.
+
+    Returns:
+        The pool's slots [P] of cached keys, and behind them `KEYS` zeros: a block that holds a key
+        holds none behind it that is not finite.
+        The scored rows.
+        Of each row's key [2, T], and of each cached one [2, P], the first row that sees it and the
+        row behind the last.
     """
     starts = batch.cu_seqlens[:-1]
     ends = batch.cu_seqlens[1:]
@@ -152,6 +116,7 @@ def key_table(batch: PackedBatch, page_size: int) -> KeyTable:
     page, offset = np.divmod(np.arange(len(run)) - (lengths.cumsum() - lengths)[run], page_size)
     slots = pages[request[first[run]], page] * page_size + offset
 
-    rows = np.concatenate([batch_keys, [bounds[run], bounds[run + 1]]], axis=1)
-    scored = np.bincount(batch.score_rows + 1, minlength=batch.num_tokens + 1).cumsum()
-    return KeyTable(slots.astype(np.int32), np.concatenate([rows, scored[rows]]))
+    zeros = np.full(KEYS, ZEROS)
+    cached = np.stack([bounds[run], bounds[run + 1]])
+    arrays = np.concatenate([slots, zeros]), batch.score_rows, batch_keys, cached
+    return [array.astype(np.int32) for array in arrays]
