@@ -124,24 +124,12 @@ def test_heads_of_all_sizes(sizes, dtype):
     assert worst(native(dtype), SHORT[sum(sizes) % 4], heads_alone(*sizes), dtype) < ALLOWED[dtype]
 
 
-@pytest.mark.parametrize(
-    ("window", "machine", "steady"),
-    [
-        *(
-            (window, machine, window % 2)
-            for window in (1, 16, 40)
-            for machine in ("native", "plain")
-        ),
-        *(
-            (window, machine, 1 - window % 2)
-            for window in (5, 17, 1000)
-            for machine in ("native", "plain")
-        ),
-    ],
-)
-def test_windows_count_positions_not_rows(machine, window, steady):
+@pytest.mark.parametrize("machine", ["native", "plain"])
+@pytest.mark.parametrize("window", [1, 5, 16, 17, 40, 1000])
+def test_windows_count_positions_not_rows(machine, window):
     for softcap in (None, 0.7):
         config = replace(QWEN, windows=(window, window), attention_softcap=softcap)
+        steady = window % 2 == 0
         assert worst(form(machine, torch.float32), SHORT[-1], config, steady=steady) < 5e-6
 
 

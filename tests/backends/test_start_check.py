@@ -32,9 +32,8 @@ OTHERS = [
 
 def start(tiny_model, family, dtype, **options):
     directory, _ = tiny_model(family)
-    config = ModelConfig(
-        str(directory), **{"device": "cpu", "dtype": dtype, "max_batch_tokens": 64, **options}
-    )
+    options = {"max_batch_tokens": 64} | options
+    config = ModelConfig(str(directory), device="cpu", dtype=dtype, **options)
     create_backend(plan_backend(directory, config)).close()
 
 
