@@ -12,12 +12,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 from msgspec import Raw, UnsetType
+from numpy.typing import NDArray
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import TooManyItems
 
 PART = 2**16  # bytes that are scanned or decoded in one call
-SPARE = 2**16  # allowance for values that the limits do not count
+SPARE = 2**16  # values that no limit counts
 _COMMA, _QUOTE, _LIST = b',"['
 _MARKS = bytes(mark in b',"[]{}' for mark in range(256))
 _STEPS = np.zeros(256, np.int8)  # how each character changes the depth of nesting
@@ -25,6 +26,7 @@ _STEPS[[*b"[{"]] = 1
 _STEPS[[*b"]}"]] = -1
 _AT_INDEX = re.compile(r" - at `\$(?:\[(\d+)\])?([^`]*)`$")
 
+Places = NDArray[np.intp]
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
@@ -47,7 +49,11 @@ class PartsDecoder(Generic[StructT]):
 
     def decode(self, data: bytes, limits: RequestLimits) -> StructT:
         """Return the body; raise msgspec's error, or TooManyItems if there are more values than the
-        limits allow in a request."""
+        limits allow in a request, or too many fields."""
+        if data.count(b":") > SPARE:
+            depths = (levels for _, _, levels, _ in _scanned(memoryview(data)))
+            if sum(np.count_nonzero(levels == 1) for levels in depths) > SPARE:
+                raise TooManyItems(f"the body has over {SPARE} fields")
         outer = self._outer.decode(data)
         values = {name: getattr(outer, name) for name in outer.__struct_fields__}
         for name in self._decoders:
@@ -80,16 +86,32 @@ def parts_of(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[by
         TooManyItems: it has too many numbers, or an entry has too many other values.
     """
     max_numbers = max(limits.max_request_tokens, limits.max_items * limits.max_labels)
-    start = 0
     end = 1
+    numbers = others = 0
+    for start, commas, levels, begun in _scanned(whole) if len(whole) > PART else ():
+        numbers += len(commas)
+        others += begun
+        separators = commas[levels == 1]
+        if whole[0] == _LIST and len(separators):
+            last = start + int(separators[-1])
+            yield b"[%b]" % bytes(whole[end:last])
+            end = last + 1
+            others = 0
+        _check_count(numbers, max_numbers, name)
+        _check_count(others, limits.max_items + limits.max_labels, name)
+    yield whole if end == 1 else b"[%b" % bytes(whole[end:])
+
+
+def _scanned(whole: memoryview) -> Iterator[tuple[int, Places, Places, int]]:
+    """Yield for each part of a JSON value: where it begins, its commas outside of texts, the depth
+    of each comma, and how many lists, objects and texts begin."""
+    start = 0
     level = 0
     is_text = False
-    numbers = others = 0
-    while start < len(whole) > PART:
+    while start < len(whole):
         piece = bytes(whole[start : start + PART])
-        if (
-            len(piece) - len(piece.rstrip(b"\\"))
-        ) % 2:  # keep a backslash together with what it escapes
+        # A backslash must not be separated from what it escapes.
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             piece = bytes(whole[start : start + PART + 1])
         unescaped = piece.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
         places = np.flatnonzero(np.frombuffer(unescaped.translate(_MARKS), np.bool_))
@@ -101,19 +123,10 @@ def parts_of(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[by
         steps = np.where(texts & 1, 0, _STEPS[marks])
         levels = np.cumsum(steps) + level
         commas = (marks == _COMMA) & (texts & 1 == 0)
-        separators = places[commas & (levels == 1)]
-        numbers += int(np.count_nonzero(commas))
-        others += int(np.count_nonzero(steps > 0) + (texts[-1] + 1) // 2)
-        if whole[0] == _LIST and len(separators):
-            last = start - len(piece) + int(separators[-1])
-            yield b"[%b]" % bytes(whole[end:last])
-            end = last + 1
-            others = 0
+        begun = int(np.count_nonzero(steps > 0) + (texts[-1] + 1) // 2)
+        yield start - len(piece), places[commas], levels[commas], begun
         level = int(levels[-1])
         is_text = bool(texts[-1] & 1)
-        _check_count(numbers, max_numbers, name)
-        _check_count(others, limits.max_items + limits.max_labels, name)
-    yield whole if end == 1 else b"[%b" % bytes(whole[end:])
 
 
 def _check_count(count: int, most: int, name: str) -> None:
