@@ -210,7 +210,8 @@ class Segment:
     prefix: int  # index of its `Prefix`
     parent: int = -1  # index of the segment that it continues; -1 = none
     slots: Int32Array | None = None  # KV slots of its first tokens; others' keys are not kept
-    label_ids: Int32Array | None = None  # of its scored rows; None = it has none
+    # Of its scored rows; empty if it has none.
+    label_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     need_lse: bool = False
     rows: Rows | None = None  # which tokens are scored; None = the last one, for all the labels
     states: Sequence[tuple[int, int]] = ()  # (tokens, slot that gets the state after them), sorted
@@ -225,7 +226,7 @@ class SegmentColumns:
     prefix: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     slots: list[Int32Array | None] = field(default_factory=list)
-    label_ids: list[Int32Array | None] = field(default_factory=list)
+    label_ids: list[Int32Array] = field(default_factory=list)
     rows: list[Rows | None] = field(default_factory=list)
     need_lse: list[bool] = field(default_factory=list)
     states: list[Sequence[tuple[int, int]]] = field(default_factory=list)
@@ -241,7 +242,7 @@ class SegmentColumns:
         self,
         segment: Segment,
         token_ids: Sequence[Int32Array],
-        label_ids: Sequence[Int32Array | None],
+        label_ids: Sequence[Int32Array],
         rows: Sequence[Rows | None] | None = None,
     ) -> int:
         """Add segments like `segment`, with other tokens, labels and rows; return the first index.
@@ -279,8 +280,8 @@ def pack_columns(
     tokens = segments.token_ids
     label_ids = segments.label_ids
     bounds = [0, *accumulate(map(len, tokens))]
-    scored = [index for index, ids in enumerate(label_ids) if ids is not None]
-    labels = [ids for ids in label_ids if ids is not None]
+    scored = [index for index, ids in enumerate(label_ids) if len(ids)]
+    labels = [ids for ids in label_ids if len(ids)]
     kept: list[tuple[int, int]] = []
     if any(segments.states):
         for first, ends in zip(bounds[:-1], segments.states, strict=True):

@@ -173,11 +173,6 @@ class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
         places, counts = zip(*rows, strict=True)
         return Readouts(places, counts, query_labels)
 
-    @staticmethod
-    def every(items: Sequence[Int32Array], query_labels: Int32Array = NO_TOKENS) -> "Readouts":
-        """Return those of every token of these items, each for one label."""
-        return Readouts.of([*map(Rows.every, map(len, (query_labels, *items)))], query_labels)
-
     @property
     def rows(self) -> tuple[Rows, ...]:
         return tuple(map(Rows, self.places, self.counts))
@@ -263,13 +258,6 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         read = self.readouts
         rows, labels = Rows(read.places[0], read.counts[0]).part(start, stop)
         return rows, read.query_labels[labels]
-
-    def reads_query(self, start: int, stop: int) -> bool:
-        """True if one of these tokens of the query is scored."""
-        if self.readouts is None:
-            return False
-        rows = Rows(self.readouts.places[0], self.readouts.counts[0])
-        return rows.before(stop) > rows.before(start)
 
     @property
     def first_rows(self) -> Sequence[int]:

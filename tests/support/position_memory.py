@@ -14,7 +14,8 @@ from gpuscore.backends.common.memory import HostMemory
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.types.batch import NO_TOKENS
-from gpuscore.types.request import Readouts, ScoreRequest
+from gpuscore.types.request import ScoreRequest
+from support.batches import every_token
 
 
 def main(directory: str, tokens: int, vocab: int) -> None:
@@ -28,7 +29,7 @@ def main(directory: str, tokens: int, vocab: int) -> None:
         prompt = rng.integers(0, vocab, count).astype(np.int32)
         labels = (np.roll(prompt, -1),)
         request = ScoreRequest(
-            NO_TOKENS, (prompt,), labels, True, 20, readouts=Readouts.every((prompt,))
+            NO_TOKENS, (prompt,), labels, True, 20, readouts=every_token((prompt,))
         )
         lse = engine.score(request).result(120).lse
         assert lse is not None

@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import (
+    NO_TOKENS,
     Float64Array,
     Int32Array,
     PackedBatch,
@@ -132,7 +133,7 @@ class KnownRequests:
                     tree,
                     place_of.get((tree, parent), -1),
                     slots=page_slots(self.pages, start, stop, self._page_size) if kept else None,
-                    label_ids=self._labels[tree][end + start : end + stop] if scored else None,
+                    label_ids=self._labels[tree][end + start : end + stop] if scored else NO_TOKENS,
                     rows=Rows.every(stop - start) if scored else None,
                     need_lse=True,
                     states=((stop - start, 0),) if kept else (),
