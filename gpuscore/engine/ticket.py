@@ -13,7 +13,6 @@ from gpuscore.engine.pages import PageRows
 from gpuscore.engine.plan import Plan
 from gpuscore.errors import GpuscoreError
 from gpuscore.types.batch import (
-    NO_TOKENS,
     BoolArray,
     Float32Array,
     Int32Array,
@@ -25,8 +24,6 @@ from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
 Places = NDArray[np.integer]  # indices, mostly of rows of a request's answer
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
-
-NO_LOGITS: Float32Array = np.empty(0, dtype=np.float32)
 
 
 def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
@@ -73,11 +70,8 @@ class Ticket:
         self.logits = np.empty(self._starts[-1], np.float32)
         self.lse = np.empty(count, dtype=np.float32)
         self.lse.fill(np.nan)  # np.full and np.ones take several times as long
-        self.top_ids = NO_TOKENS
-        self.top_logits = NO_LOGITS
-        if request.num_top:
-            self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
-            self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
+        self.top_ids = np.empty((count, request.num_top), np.int32)
+        self.top_logits = np.empty((count, request.num_top), np.float32)
 
     @property
     def request(self) -> ScoreRequest:
