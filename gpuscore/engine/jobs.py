@@ -213,8 +213,6 @@ class ScheduledChunk:
     @property
     def num_rows(self) -> int:
         """Number of scored rows."""
-        if self.job.plan.reads is None:
-            return len(self.scored_items)
         return sum(count for _, _, count in self.spans)
 
     @property
@@ -375,8 +373,7 @@ def _add_long_chunk(
         labels = plan.label_ids[item] if is_last else NO_TOKENS
         rows = None
         if plan.reads is not None:
-            rows, their_labels = plan.reads[item].part(first, last)
-            labels = plan.label_ids[item][their_labels]
+            rows, labels = plan.reads[item].part(first, last, plan.label_ids[item])
         add(plan.item_ids[item][first:last], query_length + first, parent, labels, rows=rows)
 
 

@@ -189,13 +189,13 @@ class Rows(NamedTuple):
         """Return the number of rows before this token's."""
         return int(np.searchsorted(self.places, token))
 
-    def part(self, start: int, stop: int) -> tuple["Rows", slice]:
-        """Return the rows of the tokens `start` to `stop` - 1, as a run, and where their labels
-        stand."""
+    def part(self, start: int, stop: int, labels: Int32Array) -> tuple["Rows", Int32Array]:
+        """Return the rows of the tokens `start` to `stop` - 1, as a run, and their labels, of the
+        labels of all rows."""
         part = slice(self.before(start), self.before(stop))
         first = int(self.counts[: part.start].sum())
         rows = Rows(self.places[part] - np.int32(start), self.counts[part])
-        return rows, slice(first, first + int(rows.counts.sum()))
+        return rows, labels[first : first + int(rows.counts.sum())]
 
 
 NO_ROWS = Rows(NO_TOKENS, NO_TOKENS)

@@ -256,8 +256,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         if self.readouts is None:
             return NO_ROWS, NO_TOKENS
         read = self.readouts
-        rows, labels = Rows(read.places[0], read.counts[0]).part(start, stop)
-        return rows, read.query_labels[labels]
+        return Rows(read.places[0], read.counts[0]).part(start, stop, read.query_labels)
 
     @property
     def first_rows(self) -> Sequence[int]:
