@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 from msgspec import Raw, UnsetType
+from numpy.typing import NDArray
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import TooManyItems
@@ -25,6 +26,7 @@ _STEPS[[*b"[{"]] = 1
 _STEPS[[*b"]}"]] = -1
 _AT_INDEX = re.compile(r" - at `\$(?:\[(\d+)\])?([^`]*)`$")
 
+Places = NDArray[np.intp]
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
@@ -47,7 +49,11 @@ class PartsDecoder(Generic[StructT]):
 
     def decode(self, data: bytes, limits: RequestLimits) -> StructT:
         """Return the body; raise msgspec's error, or TooManyItems for more values than any request
-        within the limits has."""
+        within the limits has, and for a field that comes again and again."""
+        if data.count(b":") > SPARE:
+            depths = (levels for _, _, levels, _ in _scanned(memoryview(data)))
+            if sum(np.count_nonzero(levels == 1) for levels in depths) > SPARE:
+                raise TooManyItems(f"the body has over {SPARE} fields")
         outer = self._outer.decode(data)
         values = {name: getattr(outer, name) for name in outer.__struct_fields__}
         for name in self._decoders:
@@ -80,12 +86,29 @@ def parts_of(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[by
         TooManyItems: it has too many numbers, or an entry too many other values.
     """
     most = max(limits.max_request_tokens, limits.max_items * limits.max_labels)
-    start = 0
     end = 1
+    numbers = others = 0
+    for start, commas, levels, begun in _scanned(whole) if len(whole) > PART else ():
+        numbers += len(commas)
+        others += begun
+        cuts = commas[levels == 1]
+        if whole[0] == _LIST and len(cuts):
+            cut = start + int(cuts[-1])
+            yield b"[%b]" % bytes(whole[end:cut])
+            end = cut + 1
+            others = 0
+        _check_count(numbers, most, name)
+        _check_count(others, limits.max_items + limits.max_labels, name)
+    yield whole if end == 1 else b"[%b" % bytes(whole[end:])
+
+
+def _scanned(whole: memoryview) -> Iterator[tuple[int, Places, Places, int]]:
+    """Yield of each part of a JSON value: where it begins, its commas outside of texts, how deep
+    each of them is, and how many lists, objects and texts begin."""
+    start = 0
     level = 0
     is_text = False
-    numbers = others = 0
-    while start < len(whole) > PART:
+    while start < len(whole):
         piece = bytes(whole[start : start + PART])
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what is escaped stays with its backslash
             piece = bytes(whole[start : start + PART + 1])
@@ -99,19 +122,10 @@ def parts_of(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[by
         steps = np.where(texts & 1, 0, _STEPS[marks])
         levels = np.cumsum(steps) + level
         commas = (marks == _COMMA) & (texts & 1 == 0)
-        cuts = places[commas & (levels == 1)]
-        numbers += int(np.count_nonzero(commas))
-        others += int(np.count_nonzero(steps > 0) + (texts[-1] + 1) // 2)
-        if whole[0] == _LIST and len(cuts):
-            cut = start - len(piece) + int(cuts[-1])
-            yield b"[%b]" % bytes(whole[end:cut])
-            end = cut + 1
-            others = 0
+        begun = int(np.count_nonzero(steps > 0) + (texts[-1] + 1) // 2)
+        yield start - len(piece), places[commas], levels[commas], begun
         level = int(levels[-1])
         is_text = bool(texts[-1] & 1)
-        _check_count(numbers, most, name)
-        _check_count(others, limits.max_items + limits.max_labels, name)
-    yield whole if end == 1 else b"[%b" % bytes(whole[end:])
 
 
 def _check_count(count: int, most: int, name: str) -> None:

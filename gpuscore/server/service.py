@@ -48,13 +48,14 @@ class Pacer:
         """Return how many callbacks wait."""
         return len(self._waiting)
 
-    def take(self, cost: int) -> bool:
-        """Count work that costs `cost` and is done at once; return False if it must wait."""
+    def call(self, callback: Callable[[], None], cost: int = 1) -> None:
+        """Call `callback` now if this round has time for it, else in a later round."""
         if self._waiting or self._left <= 0:
-            return False
+            self.add(callback, cost)
+            return
         self._left -= cost
         self._plan()
-        return True
+        callback()
 
     def add(self, callback: Callable[[], None], cost: int = 1) -> None:
         """Call `callback` in a later round."""
@@ -116,6 +117,7 @@ class Bridge:
         finally:
             if call.future is not None and not call.future.done():
                 call.future.cancel()
+            call.future = None  # its callback refers to the call: a circle that keeps the result
 
     def _send(self) -> None:
         calls = [call for call in self._going if not call.answer.done()]
@@ -140,11 +142,7 @@ class Bridge:
     def _deliver(self) -> None:
         self._waking = False  # cleared first, so that an answer that comes now wakes the loop again
         while self._coming:
-            answer = partial(_resolve, self._coming.popleft())
-            if self._pacer.take(1):
-                answer()
-            else:
-                self._pacer.add(answer)
+            self._pacer.call(partial(_resolve, self._coming.popleft()))
 
 
 def _resolve(call: _Submission) -> None:
@@ -158,25 +156,6 @@ ResultT = TypeVar("ResultT")
 
 PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
 ANSWERS = 16  # answers of the engine that a round of the event loop delivers
-
-
-class Trimmer:
-    """Gives memory back to the system after large requests, at most every PAUSE seconds.
-
-    Otherwise hundreds of megabytes would stay with the process after a burst of large bodies.
-    """
-
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
-
-    def used(self, size: int) -> None:
-        """Note the end of a request whose body, ids and answer may have had `size` bytes."""
-        if size >= LARGE and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._trim)
-
-    def _trim(self) -> None:
-        self._timer = None
-        asyncio.get_running_loop().run_in_executor(None, collect_and_trim)
 
 
 class ScoringService:
@@ -204,7 +183,7 @@ class ScoringService:
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
         self._text = TextScheduler(permits_here())
-        self.memory = Trimmer()
+        self._trim_timer: asyncio.TimerHandle | None = None
 
     @property
     def healthy(self) -> bool:
@@ -284,13 +263,24 @@ class ScoringService:
         """Run a function in a thread, in turns with other jobs; give it up if this is cancelled."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ResultT] = loop.create_future()
-
         job = self._text.submit(tenant or "", function, partial(_deliver, loop, answer), large)
         try:
             return await answer
         finally:
             self._text.give_up(job)
             del answer  # it holds the error, whose traceback holds this frame
+
+    def trim_after(self, size: int) -> None:
+        """Give memory back to the system soon after a request of `size` bytes, if it was large.
+
+        Otherwise hundreds of megabytes would stay with the process after a burst of large bodies.
+        """
+        if size >= LARGE and self._trim_timer is None:
+            self._trim_timer = asyncio.get_running_loop().call_later(PAUSE, self._trim)
+
+    def _trim(self) -> None:
+        self._trim_timer = None
+        asyncio.get_running_loop().run_in_executor(None, collect_and_trim)
 
     def close(self) -> None:
         self._text.close()

@@ -14,27 +14,26 @@ from support.settings import OPTIONS, SOURCES, each_option, parsed, read, source
 
 
 @each_option
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_option_from_every_source(item, source, tmp_path):
-    for value in two_values(item):
+def test_every_option_from_every_source(item, tmp_path):
+    (config,) = [c for c in CONFIGS if item.name in {o.name for o in options(c)}]
+    for source, value in itertools.product(SOURCES, two_values(item)):
         settings = read(tmp_path, {source: {item.name: value}})
         got = settings.chosen[item.name]
         assert (got.value, type(got.value)) == (value, type(value))
         assert got.source == source_name(source, "GPUSCORE_" + item.name.upper(), tmp_path)
         others = [setting for name, setting in settings.chosen.items() if name != item.name]
         assert {other.source for other in others} == {"default"}
-        (config,) = [c for c in CONFIGS if item.name in {o.name for o in options(c)}]
         assert getattr(settings.make(config), item.name) == value
 
 
 @each_option
-@pytest.mark.parametrize(("weak", "strong"), list(itertools.combinations(SOURCES, 2)))
-def test_the_stronger_source_wins(item, weak, strong, tmp_path):
-    for below, above in itertools.permutations(two_values(item)):
-        settings = read(tmp_path, {weak: {item.name: below}, strong: {item.name: above}})
-        got = settings.chosen[item.name]
-        assert got.value == above
-        assert got.source == source_name(strong, "GPUSCORE_" + item.name.upper(), tmp_path)
+def test_the_stronger_source_wins(item, tmp_path):
+    for weak, strong in itertools.combinations(SOURCES, 2):
+        for below, above in itertools.permutations(two_values(item)):
+            settings = read(tmp_path, {weak: {item.name: below}, strong: {item.name: above}})
+            got = settings.chosen[item.name]
+            assert got.value == above
+            assert got.source == source_name(strong, "GPUSCORE_" + item.name.upper(), tmp_path)
 
 
 def test_defaults():
@@ -129,7 +128,7 @@ def test_the_library_reads_no_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("GPUSCORE_MODEL", "/no/such")
     monkeypatch.setenv("GPUSCORE_CONFIG", "/no/such")
     monkeypatch.setenv("GPUSCORE_PROT", "1")
-    with Scorer() as scorer:
+    with Scorer(max_batch_tokens=64, threads=1) as scorer:
         assert scorer.score([5], [[6]], label_token_ids=[7]).scores.shape == (1, 1)
     assert ModelConfig() == ModelConfig("demo")
     assert EngineConfig().max_queued_requests == 1024

@@ -134,9 +134,7 @@ def test_a_replica_that_dies_or_hangs(replicas, harm):
     assert not running(victim)
 
 
-def test_a_request_that_ends_engines_does_not_end_them_all(make_replicas):
-    replicas = make_replicas(patience=Patience(delay=0.2), devices="cpu,cpu")
-    replicas.wait_ready()
+def test_a_request_that_ends_engines_does_not_end_them_all(replicas):
     restarts = [state.stats.restarts for state in replicas.states()]
     harmless = [request_of(tape_child.SLOW, n) for n in range(3)]
     futures = replicas.score_all([request_of(tape_child.CRASH), *harmless])

@@ -135,16 +135,28 @@ def first_answers() -> dict[str, str]:
     return {}
 
 
-@pytest.fixture
-def unharmed(request, first_answers) -> Iterator[None]:
-    """Check after the test that each server it used answers the canary as at first, bit for bit."""
-    used = [name for name in ("client", "limited") if name in request.fixturenames]
-    for name in used:
-        if name not in first_answers:
-            first_answers[name] = canary(request.getfixturevalue(name))
+@pytest.fixture(scope="module")
+def servers_used() -> dict[str, httpx.Client]:
+    """The clients of the file's tests whose servers `unharmed` checks, by fixture name."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def _canaries(servers_used, first_answers) -> Iterator[None]:
     yield
-    for name in used:
-        assert canary(request.getfixturevalue(name)) == first_answers[name]
+    for name, client in servers_used.items():
+        assert canary(client) == first_answers[name]
+
+
+@pytest.fixture
+def unharmed(request, _canaries, servers_used, first_answers) -> None:
+    """Check after the file's tests that each server they used answers the canary as at first, bit
+    for bit."""
+    for name in ("client", "limited"):
+        if name in request.fixturenames:
+            servers_used[name] = request.getfixturevalue(name)
+            if name not in first_answers:
+                first_answers[name] = canary(servers_used[name])
 
 
 @pytest.fixture(scope="session")

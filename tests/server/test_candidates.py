@@ -31,8 +31,11 @@ def near(got, expected):
     np.testing.assert_allclose(got, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("start", [0, 1, 64, 109])
-@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"max_tokens": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("start", "fields"),
+    [(0, {}), (1, {"logprobs": 2}), (64, {"max_tokens": 1}), (109, {"logprobs": 2}), (64, {})],
+    ids=str,
+)
 def test_the_same_tokens_in_every_row(client, model, start, fields):
     """Two prompts share their beginning, one is another's, and pages are cached the second time."""
     rng = np.random.default_rng(start)

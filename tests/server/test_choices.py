@@ -25,9 +25,16 @@ def model(tmp_path_factory):
     return directory, make_model(directory, "qwen3")
 
 
-@pytest.fixture(scope="module", params=[(), ("--deterministic",)], ids=["", "deterministic"])
-def client(request, model):
-    with serving(model[0], *QUICK, *request.param) as running, connected(running) as opened:
+@pytest.fixture(scope="module")
+def client(model):
+    with serving(model[0], *QUICK) as running, connected(running) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def deterministic(model):
+    flags = (*QUICK, "--deterministic")
+    with serving(model[0], *flags) as running, connected(running) as opened:
         yield opened
 
 
@@ -112,8 +119,10 @@ def test_choices_in_requests_of_their_own_compute_at_most_a_third(client, model)
         assert computed(*usages) <= sum(map(len, prompts)) / 3
 
 
-def test_lists_of_several_documents_share_each_context(client, model):
+@pytest.mark.parametrize("name", ["client", "deterministic"])
+def test_lists_of_several_documents_share_each_context(request, name, model):
     """Prompts come in any order, and choices of one document in two lists."""
+    client = request.getfixturevalue(name)
     prompts = task(3, count=3)
     order = np.random.default_rng(0).permutation(len(prompts)).tolist()
     usages = []

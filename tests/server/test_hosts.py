@@ -6,8 +6,7 @@ import pytest
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.server.http.headers import check_host, read_hosts
-from support.connections import check_error, connected
-from support.serving import QUICK, serving
+from support.connections import check_error
 
 LOOPBACK = [
     *("localhost", "LocalHost:8000", "localhost.", "localhost.:1", "a.localhost", ""),
@@ -59,11 +58,10 @@ def test_names_that_no_host_field_could_have(names):
         read_hosts(ServerConfig(allowed_hosts=names), keys=0)
 
 
-def test_a_real_server():
-    with serving("demo", *QUICK) as server, connected(server) as client:
-        for path in ("/", "/health", "/nowhere", "/v1/score"):
-            answer = client.get(path, headers={"Host": "evil.example:80"})
-            message = check_error(answer, 400, "invalid_request", "Host")
-            assert "--allowed-hosts" in message
-            assert "evil" not in message
-        assert client.get("/health", headers={"Host": "localhost"}).status_code == 200
+def test_a_real_server(demo):
+    for path in ("/", "/health", "/nowhere", "/v1/score"):
+        answer = demo.get(path, headers={"Host": "evil.example:80"})
+        message = check_error(answer, 400, "invalid_request", "Host")
+        assert "--allowed-hosts" in message
+        assert "evil" not in message
+    assert demo.get("/health", headers={"Host": "localhost"}).status_code == 200

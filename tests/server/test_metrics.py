@@ -86,7 +86,7 @@ def code_of(reply):
 @pytest.fixture(scope="module")
 def tape():
     patience = {"delay": 0.3, "forgiven": 0, "silent": 1.0, "stopped": 4.0}
-    with tape_server(patience, engine={"max_queued_requests": 2}) as started:
+    with tape_server(patience, engine={"max_queued_requests": 2}, engines=4) as started:
         yield started
 
 

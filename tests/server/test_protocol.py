@@ -221,7 +221,7 @@ def test_another_parser_sees_the_same_requests(requests, cuts):
 
 
 @pytest.mark.usefixtures("short_parts")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STREAMS, CHANGES, CUTS)
 def test_nor_other_ones_in_a_stream_that_was_changed(requests, changes, cuts):
     sent = b"".join(requests)

@@ -21,7 +21,7 @@ ITEMS = ["a chair in blue", "a red lamp", "a wool scarf"]
 
 @pytest.fixture(scope="module")
 def server():
-    with serving("demo", *TWO, *QUICK) as started:
+    with serving("demo", *TWO, *QUICK, engines=4) as started:
         yield started
 
 

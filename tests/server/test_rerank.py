@@ -117,45 +117,54 @@ def test_tei(demo, relevance):
     )
 
 
-SHORT = ("demo", *QUICK, "--max-model-len", "512")
+LONG = ["blue lamp", "blue steel lamp, " * 200]
 
 
-def test_truncation_is_reported():
-    with serving(*SHORT) as running, connected(running) as demo:
-        check_truncation(demo)
+@pytest.fixture(scope="module")
+def cutting():
+    """A client of a server that cuts long documents for clients that say nothing."""
+    flags = (*QUICK, "--max-model-len", "512", "--rerank-truncate")
+    with serving("demo", *flags) as running, connected(running) as opened:
+        yield opened
 
 
-def check_truncation(demo):
-    documents = ["blue lamp", "blue steel lamp, " * 200]
-    answer = rerank(demo, documents=documents)
+def test_a_long_document_is_refused(demo):
+    answer = rerank(demo, documents=["blue lamp", "blue steel lamp, " * 1500])
+    check_error(answer, 400, "prompt_too_long", "documents[1]")
+
+
+def test_truncation_is_reported(cutting):
+    answer = rerank(cutting, documents=LONG, truncate=False)
     message = check_error(answer, 400, "prompt_too_long", "documents[1]")
-    texts = demo.post("/rerank", json={"query": QUERY, "texts": documents})
-    assert texts.json()["error"] == message.replace("documents", "texts")
+    texts = {"query": QUERY, "texts": LONG}
+    refused = cutting.post("/rerank", json=texts | {"truncate": False})
+    assert refused.json()["error"] == message.replace("documents", "texts")
     assert "the limit is 512" in message
-    cut = demo.post("/rerank", json={"query": QUERY, "texts": documents, "truncate": True}).json()
+    cut = cutting.post("/rerank", json=texts | {"truncate": True}).json()
     assert {entry["index"]: entry.get("truncated", False) for entry in cut} == {0: False, 1: True}
-    answer = rerank(demo, documents=documents, truncate=True).json()
+    answer = rerank(cutting, documents=LONG, truncate=True).json()
     assert {r["index"]: r.get("truncated", False) for r in answer["results"]} == {0: False, 1: True}
     assert answer["meta"]["warnings"] == ["1 documents were truncated"]
-    short = rerank(demo, documents=documents, max_tokens_per_doc=3).json()
+    short = rerank(cutting, documents=LONG, max_tokens_per_doc=3).json()
     assert short["usage"]["prompt_tokens"] < 60
 
 
-def test_a_server_may_cut_for_clients_that_say_nothing():
-    long = ["blue lamp", "blue steel lamp, " * 200]
-    with serving(*SHORT, "--rerank-truncate") as running, connected(running) as cutting:
-        whole = rerank(cutting, documents=long, truncate=True).json()["results"]
-        answer = rerank(cutting, documents=long).json()
-        assert answer["results"] == whole
-        assert answer["meta"]["warnings"] == ["1 documents were truncated"]
-        texts = cutting.post("/rerank", json={"query": QUERY, "texts": long}).json()
-        assert [entry.get("truncated") for entry in texts] == [r.get("truncated") for r in whole]
-        check_error(
-            rerank(cutting, documents=long, truncate=False), 400, "prompt_too_long", "documents[1]"
-        )
-        pairs = cutting.post("/score", json={"queries": QUERY, "documents": long})
-        check_error(pairs, 400, "prompt_too_long", "documents[1]")
-        assert cutting.get("/info").json()["auto_truncate"] is True
+def test_truncation_of_pairs_is_reported(cutting):
+    body = {"queries": QUERY, "documents": LONG}
+    check_error(cutting.post("/v1/score", json=body), 400, "prompt_too_long", "documents[1]")
+    for more in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 100}):
+        data = cutting.post("/v1/score", json=body | more).json()["data"]
+        assert [entry.get("truncated", False) for entry in data] == [False, True]
+
+
+def test_a_server_may_cut_for_clients_that_say_nothing(cutting):
+    whole = rerank(cutting, documents=LONG, truncate=True).json()["results"]
+    answer = rerank(cutting, documents=LONG).json()
+    assert answer["results"] == whole
+    assert answer["meta"]["warnings"] == ["1 documents were truncated"]
+    texts = cutting.post("/rerank", json={"query": QUERY, "texts": LONG}).json()
+    assert [entry.get("truncated") for entry in texts] == [r.get("truncated") for r in whole]
+    assert cutting.get("/info").json()["auto_truncate"] is True
 
 
 def test_errors_as_the_clients_read_them(demo):

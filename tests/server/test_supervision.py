@@ -52,7 +52,7 @@ def seconds_until_unhealthy(client):
 def tape():
     """A server that forgives a lost engine at once, so that several tests may harm it."""
     engine = {"engine_timeout": 1.5, "max_queued_requests": 2}
-    with tape_server(PATIENCE | {"forgiven": 0}, engine=engine) as started:
+    with tape_server(PATIENCE | {"forgiven": 0}, engine=engine, engines=4) as started:
         yield started
 
 
@@ -84,7 +84,7 @@ def test_the_server_outlives_its_engine(tape, harm):
 
 def test_a_crash_loop_gives_up():
     patience = {"delay": 0.1, "max_failures": 3}
-    with tape_server(patience) as (server, client):
+    with tape_server(patience, engines=3) as (server, client):
         for _ in range(3):
             wait_until(lambda: status(client, "/ready") == 200)
             client.post("/v1/score", content=body_of(tape_child.CRASH), headers=JSON)
@@ -110,13 +110,12 @@ def test_a_model_that_is_never_ready(tmp_path):
     assert "within --load-timeout 1.5 s" in log.read_text().splitlines()[-1]
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_the_child_dies_with_its_parent(stopped):
+def test_the_child_dies_with_its_parent():
+    """It is stopped, so it can do nothing for that itself."""
     with tape_server(fork=False) as (server, client):
         pid = engine_of(server)
         with in_flight(client, tape_child.STUCK):
-            if stopped:
-                os.kill(pid, signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
             server.process.kill()
             wait_until(lambda: not running(pid), seconds=2)
 

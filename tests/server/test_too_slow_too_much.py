@@ -1,6 +1,6 @@
 """Promise: slow clients, late answers, scores that are not finite and our own bugs have answers.
 
-After every test both servers still answer the canary request as they did at the start.
+Afterwards both servers still answer the canary request as they did at the start.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Promise: a body that is not the JSON that a route takes is refused as the contract says.
 
-After every test both servers still answer the canary request as they did at the start.
+Afterwards both servers still answer the canary request as they did at the start.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Promise: a wrong path, header or size is refused, and the first error in the contract's order
 answers.
 
-After every test both servers still answer the canary request as they did at the start.
+Afterwards both servers still answer the canary request as they did at the start.
 """
 
 import json

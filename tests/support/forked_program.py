@@ -2,7 +2,8 @@
 
 Everything happens as after a start with `python -P -m MODULE` but for the interpreter's own start
 and end: the program's main module runs, with its arguments, streams, environment and directory. Its
-engine's process is a child of the program's, too, with its own streams, environment and signals.
+engines' processes are children of the program's, too, with their own streams, environment and
+signals, and so are the other ranks of an engine.
 """
 
 import fcntl
@@ -17,12 +18,14 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from gpuscore.backends.torch.ranks import peers
 from gpuscore.processes.worker import process as worker_process
+from support.programs import ENGINES, STANDBY
 
 MOST = 3  # descriptors of an engine: standard input and output, its socket
-ENGINE = [sys.executable, "-P", "-m", "gpuscore.processes.worker"]
 
 
 def run_program(
@@ -41,7 +44,8 @@ def run_program(
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _output(1, "strict", not environment.get("PYTHONUNBUFFERED"))
     sys.stderr = sys.__stderr__ = _output(2, "backslashreplace", buffered=False)
-    worker_process.Popen = StandbyEngine().start
+    ranks = int("--tensor-parallel" in arguments)
+    worker_process.Popen = Standbys(int(environment.get(ENGINES, "1")), ranks).start
     code = _run(module, arguments)
     sys.stdout.flush()
     return code
@@ -64,21 +68,22 @@ def _run(module: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-class StandbyEngine:
-    """A fork of the program before it has threads, which waits to become the engine's process.
+class StandbyProcess:
+    """A fork of a process before it has threads, which waits to become its engine or a rank.
 
-    `start` takes the place of `Popen`; `wait`, `kill`, `pid` and `returncode` work as a `Popen`'s.
-    The engines that replace a lost one are started as always.
+    `wait`, `kill`, `pid` and `returncode` work as a `Popen`'s. Until it starts, /proc names it
+    STANDBY.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 0) -> None:
         self.returncode: int | None = None
-        self._started = False
         self._socket, theirs = socket.socketpair()
+        name = _rename(STANDBY)
         self.pid = os.fork()
         if self.pid == 0:
             self._socket.close()
-            _stand_by(theirs)
+            _stand_by(theirs, name, ranks)
+        _rename(name)
         theirs.close()
 
     def start(
@@ -89,26 +94,14 @@ class StandbyEngine:
         stdout: int | IO[Any],
         pass_fds: Sequence[int],
         env: Mapping[str, str],
-        start_new_session: bool,
-    ) -> "StandbyEngine | subprocess.Popen[bytes]":
-        if self._started:
-            return subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=stdout,
-                pass_fds=pass_fds,
-                env=env,
-                start_new_session=start_new_session,
-            )
-        self._started = True
-        assert (command[:4], stdin) == (ENGINE, subprocess.DEVNULL)
+    ) -> None:
+        assert (command[:3], stdin) == ([sys.executable, "-P", "-m"], subprocess.DEVNULL)
         with self._socket, open(os.devnull, "r+b") as null:
             output = null.fileno() if stdout == subprocess.DEVNULL else stdout
             socket.send_fds(self._socket, [b" "], [null.fileno(), output, *pass_fds])
-            request = {"arguments": command[4:], "environment": dict(env), "numbers": pass_fds}
+            request = {"command": command[3:], "environment": dict(env), "numbers": pass_fds}
             self._socket.sendall(json.dumps(request).encode())
             self._socket.shutdown(socket.SHUT_WR)  # forks of the program hold it open as well
-        return self
 
     def wait(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -117,7 +110,7 @@ class StandbyEngine:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
             elif deadline is not None and time.monotonic() >= deadline:
-                raise subprocess.TimeoutExpired(ENGINE, timeout or 0.0)
+                raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
             else:
                 time.sleep(0.005)
         return self.returncode
@@ -125,6 +118,28 @@ class StandbyEngine:
     def kill(self) -> None:
         if self.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
+
+
+class Standbys:
+    """Processes in standby, whose `start` takes the place of `Popen`, which starts later ones.
+
+    Args:
+        count: of the processes.
+        ranks: that each of them keeps in standby itself.
+    """
+
+    def __init__(self, count: int, ranks: int = 0) -> None:
+        self._standing = [StandbyProcess(ranks) for _ in range(count)]
+
+    def start(
+        self, command: Sequence[str], **streams: Any
+    ) -> "StandbyProcess | subprocess.Popen[bytes]":
+        if not self._standing:
+            return subprocess.Popen(command, **streams)
+        process = self._standing.pop(0)
+        streams.pop("start_new_session", None)  # it leads one already
+        process.start(command, **streams)
+        return process
 
 
 def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
@@ -138,8 +153,8 @@ def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(copy)
 
 
-def _stand_by(connection: socket.socket) -> NoReturn:
-    """Wait for `StandbyEngine.start`, or for the end of the program."""
+def _stand_by(connection: socket.socket, name: str, ranks: int) -> NoReturn:
+    """Wait for `StandbyProcess.start`, or for the end of the program."""
     os.setsid()
     status = 1
     try:
@@ -148,10 +163,22 @@ def _stand_by(connection: socket.socket) -> NoReturn:
             request = json.loads(file.read() or "null")
         if request is None:
             os._exit(0)
+        _rename(name)
         _move(streams, [0, 1, *request["numbers"]])
         os.environ.clear()
         os.environ.update(request["environment"])
-        status = _run("gpuscore.processes.worker", request["arguments"])  # ends the process itself
+        if ranks:
+            peers.Popen = Standbys(ranks).start
+        module, *arguments = request["command"]
+        status = _run(module, arguments)  # ends the process itself
     except BaseException:  # noqa: BLE001  (the process ends here)
         traceback.print_exc()
     os._exit(status)
+
+
+def _rename(name: str) -> str:
+    """Change this process's name in /proc; return its old one."""
+    path = Path("/proc/self/comm")
+    old = path.read_text()
+    path.write_text(name)
+    return old

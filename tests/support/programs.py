@@ -15,6 +15,8 @@ from typing import IO, Any
 from support import fork_server
 
 COMMAND = str(Path(sys.executable).with_name("gpuscore"))
+STANDBY = "standby"  # the name in /proc of a fork that waits to become an engine
+ENGINES = "TESTS_ENGINES"  # a variable: how many engines a program finds in standby, by default 1
 Stream = int | IO[Any]
 
 
@@ -77,6 +79,17 @@ class ForkedProgram:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def __enter__(self) -> "ForkedProgram":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.stdout is not None:
+            self.stdout.close()
+        self.wait()
 
 
 def _stream(stream: Stream) -> tuple[IO[str] | None, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from support.programs import Process, start, start_anew
+from support.programs import ENGINES, STANDBY, Process, start, start_anew
 
 # Flags of servers that start sooner, because they warm up with small batches.
 QUICK = ("--threads", "1", "--max-batch-tokens", "512")
@@ -37,11 +37,12 @@ def serving(
     wait: bool = True,
     log: Path | None = None,
     fork: bool = True,
+    engines: int = 1,
 ) -> Iterator[RunningServer]:
     """Start a server on a free port and kill it at the end; with `wait` it is ready when yielded.
 
     Its standard error goes to the file `log`, or else to its standard output. With `fork` it is a
-    fork of the fork server, otherwise a new interpreter.
+    fork of the fork server, and so are its first `engines`, otherwise a new interpreter.
     """
     errors = subprocess.STDOUT if log is None else log.open("wb")
     process = (start if fork else start_anew)(
@@ -49,7 +50,7 @@ def serving(
         ["serve", *map(str, arguments), *port],
         stdout=subprocess.PIPE,
         stderr=errors,
-        env=os.environ | (environment or {}),
+        env=os.environ | {ENGINES: str(engines)} | (environment or {}),
     )
     try:
         yield RunningServer(_address(process) if wait else "", process)
@@ -83,12 +84,19 @@ def stops_at_once(server: RunningServer, number: signal.Signals) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """Return the process ids of a process's children."""
+    """Return the process ids of a process's children, but for forks in standby."""
     processes: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError):  # the thread has ended
             processes += map(int, path.read_text().split())
-    return processes
+    return [child for child in processes if not _in_standby(child)]
+
+
+def _in_standby(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == STANDBY
+    except FileNotFoundError:  # it has ended
+        return True
 
 
 def running(pid: int) -> bool:
@@ -109,11 +117,12 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def wait_until(condition, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.01
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not true after {seconds} s")
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.3 * pause, 0.1)  # a condition may be a request, which takes CPU time
 
 
 def score(server: RunningServer, **body: object) -> httpx.Response:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support import programs
 from support.connections import Connection, connected, under_way
+from support.programs import ENGINES
 from support.serving import RunningServer, children, wait_until
 from support.tape_engine import HELD, MARK, STUCK
 
@@ -18,10 +19,16 @@ PATIENCE = {"delay": 0.7, "stopped": 2.5}
 
 @contextmanager
 def tape_server(
-    patience=PATIENCE, server=None, engine=None, factory="prepare", fork=True, environment=None
+    patience=PATIENCE,
+    server=None,
+    engine=None,
+    factory="prepare",
+    fork=True,
+    engines=1,
+    environment=None,
 ):
-    """Start a server and yield it with a client; with `fork` it is a fork of the fork server,
-    otherwise a new interpreter."""
+    """Start a server and yield it with a client; with `fork` it is a fork of the fork server, and
+    so are its first `engines`, otherwise a new interpreter."""
     quiet = {"log_requests": False} | (server or {})
     texts = [json.dumps(options or {}) for options in (patience, quiet, engine)]
     path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
@@ -30,7 +37,7 @@ def tape_server(
     process = start(
         "support.tape_server",
         [f"support.tape_engine:{factory}", *texts],
-        env=os.environ | {"PYTHONPATH": path} | (environment or {}),
+        env=os.environ | {"PYTHONPATH": path, ENGINES: str(engines)} | (environment or {}),
         **streams,
     )
     try:

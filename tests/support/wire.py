@@ -10,7 +10,7 @@ WORDS = ["a", "red", "steel", "lamp", "and", "a", "blue", "wooden", "chair", "fo
 LABELS = {"labels": ["yes", "no"]}
 NULL = {"on_error": "null"}
 MASS = {"return_label_mass": True}
-SPARSE = [None if i % 7 == 1 else [i % 400] for i in range(8000)]  # every seventh item is bad
+SPARSE = [None if i % 7 == 1 else [i % 400] for i in range(3600)]  # every seventh item is bad
 
 
 def texts(count: int, text: str = "{} lamp") -> list[str]:
@@ -39,8 +39,8 @@ LARGE = ids(700, [*range(60)], return_label_logprobs=True)
 OBJECT = {"text": "a", ODD: [1.5, True, {ODD: 7}]}
 ANSWERED: dict[str, Asked] = {
     "score": LARGE,
-    "mass": ids(2000, [1, 2, 2], apply_softmax=True, **MASS),
-    "lists": ids(900, [[*range(1 + i % 63)] for i in range(900)]),
+    "mass": ids(1500, [1, 2, 2], apply_softmax=True, **MASS),
+    "lists": ids(300, [[*range(1 + i % 63)] for i in range(300)]),
     "sequences": score(texts(70), labels=["yes it is", "no", "yes"], query="q"),
     "mean of tokens": score(
         texts(70),
@@ -55,11 +55,11 @@ ANSWERED: dict[str, Asked] = {
     ),
     "no item": ids(0, [1], **MASS),
     "all errors": score([None], labels=["a"], **NULL),
-    "pairs": ("/v1/score", {"queries": "a", "documents": texts(200)}),
-    "pairs with errors": ("/v1/score", {"queries": "a", "documents": [None, *texts(90)]} | NULL),
-    "classify": ("/v1/classify", {"input": texts(150)} | LABELS | MASS),
+    "pairs": ("/v1/score", {"queries": "a", "documents": texts(90)}),
+    "pairs with errors": ("/v1/score", {"queries": "a", "documents": [None, *texts(30)]} | NULL),
+    "classify": ("/v1/classify", {"input": texts(70)} | LABELS | MASS),
     "logits": ("/v1/classify", {"input": ODD, "use_activation": False} | LABELS),
-    "rerank": rerank(documents=texts(150), **MASS),
+    "rerank": rerank(documents=texts(70), **MASS),
     "rerank of bad documents": rerank(documents=[None], **NULL),
     "rerank with documents": rerank(
         "/rerank", documents=[*texts(70, ODD + "{}"), OBJECT], return_documents=True, **NULL
@@ -71,12 +71,12 @@ ANSWERED: dict[str, Asked] = {
     ),
     "raw texts": rerank("/rerank", texts=["A lamp.", "A rug."], raw_scores=True),
     "echo": complete(
-        [[(7 * i + j) % 500 for j in range(40)] for i in range(60)], 0, echo=True, logprobs=20
+        [[(7 * i + j) % 500 for j in range(40)] for i in range(20)], 0, echo=True, logprobs=20
     ),
     "echo of texts": complete(texts(30, ODD + "{}"), 1, echo=True, logprobs=0),
     "next token": complete(texts(70), 1, logprobs=3),
     "echo alone": complete([[7, 300, 2]], 0, echo=True),
-    "tokenize": ("/tokenize", {"prompt": " ".join(WORDS * 3000)}),
+    "tokenize": ("/tokenize", {"prompt": " ".join(WORDS * 450)}),
     "tokenize with names": ("/tokenize", {"prompt": ODD * 300, "return_token_strs": True}),
     "detokenize": ("/detokenize", {"tokens": [i % 500 for i in range(9000)]}),
 }

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from gpuscore.backends.torch.attention.tiled import TritonAttention
 from gpuscore.backends.torch.batch_words import (
-    HeadPlaces,
     Places,
     PlannedBatch,
+    arrays_of,
     num_words,
     write,
     write_head,
@@ -31,11 +31,11 @@ from gpuscore.backends.torch.batch_words import (
 from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket
 from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
-from gpuscore.backends.torch.delta_net.layout import StateSizes
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.launcher import Finish, Launcher, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
 from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
+from gpuscore.backends.torch.words import WordPlaces, exact
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
@@ -92,7 +92,7 @@ class GraphLauncher(Launcher):
             bucket: Places.of(
                 bucket,
                 attention.places,
-                None if linear is None else linear.state_sizes(bucket.tokens, bucket.scored),
+                () if linear is None else linear.rooms(bucket.tokens, bucket.scored),
             )
             for bucket in self.buckets
         }
@@ -160,7 +160,7 @@ class GraphLauncher(Launcher):
     def _launch(self, planned: PlannedBatch, buffers: Buffers) -> Finish:
         end = write(planned, buffers.words)
         head = write_head(planned.batch, buffers.words, end)
-        end = head.statistics_rows.stop
+        end = head.end
         words = self._words[:end] if end <= GRAPH_WORDS else self._device_words(end)
         self.queue.upload(buffers.host[:end], words)
         if planned.replay is not None:
@@ -176,23 +176,18 @@ class GraphLauncher(Launcher):
         return num_words(batch, self.attention.list_words(tables), places)
 
     def _plan(self, batch: PackedBatch) -> PlannedBatch:
-        tables = self.attention.tables(batch)
-        states = None if self.linear is None else self.linear.tables(batch)
-        sizes = None if states is None else states.sizes
-        return PlannedBatch(batch, tables, states, *self._places(batch, tables, sizes))
-
-    def _places(
-        self, batch: PackedBatch, tables: list[Any], states: StateSizes | None
-    ) -> tuple[Places, Replay | None]:
-        """Return the places of the batch's parts, and its graph if there is one."""
-        exact = Bucket(batch.num_tokens, self.attention.tiles(tables), len(batch.score_rows))
-        bucket = find_bucket(self.buckets, exact)
+        tables: list[Any] = self.attention.tables(batch)
+        states = [] if self.linear is None else self.linear.tables(batch)
+        arrays = *arrays_of(batch), *states
+        sizes = Bucket(batch.num_tokens, self.attention.tiles(tables), len(batch.score_rows))
+        bucket = find_bucket(self.buckets, sizes)
         if bucket is not None and bucket in self._graphs:
             places = self._places_of[bucket]
-            fits = places.states is None or states is None or states.fit(places.states.sizes)
+            fits = places.arrays.hold(arrays)
             if fits and self._num_words(batch, tables, places) <= GRAPH_WORDS:
-                return places, self._graphs[bucket]
-        return Places.of(exact, self.attention.places, states), None
+                return PlannedBatch(batch, arrays, tables, places, self._graphs[bucket])
+        places = Places.of(sizes, self.attention.places, exact(states))
+        return PlannedBatch(batch, arrays, tables, places)
 
     def _take(self, words: int) -> Buffers:
         buffers = self._free.pop() if self._free else None
@@ -239,42 +234,39 @@ class GraphLauncher(Launcher):
             bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
         )
         tables = self.attention.tables(batch)
-        states = None if self.linear is None else self.linear.tables(batch)
+        states = [] if self.linear is None else self.linear.tables(batch)
         words = np.empty(self._num_words(batch, tables, places), np.int32)
-        end = write(PlannedBatch(batch, tables, states, places), words)
+        end = write(PlannedBatch(batch, (*arrays_of(batch), *states), tables, places), words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
     def _forward(self, places: Places, words: Tensor) -> Tensor:
         """Return hidden states of the scored rows after the final norm."""
+        parts = places.arrays.views(words)
+        token_ids, positions, slots, scored, num_tokens, num_scored, *states = parts
         attention = self.attention.on_device(places.tables, words)
         nothing = words[:0]
-        linear_attn = None
-        if self.linear is not None and places.states is not None:
-            linear_attn = self.linear.planned(places.states.on_device(words))
         context = ForwardContext(
             attention,
-            KeptRows(self.pool, nothing, nothing, words[places.slots], read=attention.read),
-            linear_attn,
-            num_tokens=words[places.num_tokens],
-            num_scored=words[places.num_scored],
+            KeptRows(self.pool, nothing, nothing, slots, read=attention.read),
+            None if self.linear is None else self.linear.planned(states),
+            num_tokens=num_tokens,
+            num_scored=num_scored,
         )
-        return self.decoder(
-            words[places.tokens], words[places.positions], words[places.scored], context
-        )
+        return self.decoder(token_ids, positions, scored, context)
 
     def _answer(
         self,
         batch: PackedBatch,
         hidden: Tensor,
         words: Tensor,
-        head: HeadPlaces,
+        head: WordPlaces,
         buffers: Buffers,
     ) -> Finish:
         """Queue the label head and the copy of its results to the host."""
         weight = self.decoder.weights.lm_head
         cap = self.decoder.config.final_softcap
-        rows, label_ids, statistics_rows = (words[place] for place in head)
+        rows, label_ids, statistics_rows = head.views(words)
         parts = [label_logits(hidden, weight, rows, label_ids, softcap=cap, impl="triton")]
         if statistics_rows.shape[0]:  # a tensor's `len` is a function in Python
             lse, top_ids, top_logits = vocab_statistics(

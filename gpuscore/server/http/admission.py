@@ -51,7 +51,7 @@ class Admission:
             tokens = sum(backlog.tokens for backlog in backlogs)
             raise Overloaded(
                 f"{self.requests} requests with {tokens} tokens are in flight",
-                retry_after=_retry_after(backlogs),
+                retry_after=soonest(backlogs),
             )
         if self._tenants[tenant] >= self._config.max_inflight_per_key:
             raise Overloaded(
@@ -95,10 +95,10 @@ class Admission:
             raise Overloaded(
                 f"{self.requests} requests with bodies and answers of {others} bytes are in "
                 f"flight, the limit is {limit} bytes",
-                retry_after=_retry_after(self._service.models.backlogs),
+                retry_after=soonest(self._service.models.backlogs),
             )
 
 
-def _retry_after(backlogs: Sequence[Backlog]) -> int:
+def soonest(backlogs: Sequence[Backlog]) -> int:
     """Return whole seconds until one of the models may have time."""
     return min((backlog.retry_after for backlog in backlogs), default=1)
