@@ -237,6 +237,6 @@ def test_a_request_that_does_not_hold_together():
         with pytest.raises(ValueError, match="ascending order"):
             replace(request, readouts=Readouts.of([read.rows[0], rows, read.rows[2]]))
     assert replace(request, query_ids=ids).num_rows == 7
-    with_query = every_token(request.item_ids, ids)
-    assert replace(request, query_ids=ids, readouts=with_query).num_rows == 10
+    rows = every_token(request.item_ids, ids)
+    assert replace(request, query_ids=ids, readouts=rows).num_rows == 10
     assert replace(request, query_ids=NO_TOKENS).num_rows == 7

@@ -5,16 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.types.batch import (
-    NO_TOKENS,
-    Int32Array,
-    PackedBatch,
-    Prefix,
-    Rows,
-    Segment,
-    pack,
-    page_slots,
-)
+from gpuscore.types.batch import PackedBatch, Prefix, Rows, Segment, pack, page_slots
 from gpuscore.types.request import Readouts
 
 NO_PAGES = np.empty(0, dtype=np.int32)
@@ -57,9 +48,9 @@ def item_segments(
     ]
 
 
-def every_token(items: Sequence[Int32Array], query_labels: Int32Array = NO_TOKENS) -> Readouts:
+def every_token(items: Sequence[Sequence[int]], query_labels: Sequence[int] = ()) -> Readouts:
     """Return read-outs of every token of these items, each for one label."""
-    return Readouts.of([*map(Rows.every, map(len, (query_labels, *items)))], query_labels)
+    return Readouts.of([*map(Rows.every, map(len, (query_labels, *items)))], int32(query_labels))
 
 
 def in_one_batch(

@@ -28,9 +28,8 @@ def main(directory: str, tokens: int, vocab: int) -> None:
     def ask(count: int) -> None:
         prompt = rng.integers(0, vocab, count).astype(np.int32)
         labels = (np.roll(prompt, -1),)
-        request = ScoreRequest(
-            NO_TOKENS, (prompt,), labels, True, 20, readouts=every_token((prompt,))
-        )
+        rows = every_token((prompt,))
+        request = ScoreRequest(NO_TOKENS, (prompt,), labels, True, 20, readouts=rows)
         lse = engine.score(request).result(120).lse
         assert lse is not None
         assert len(lse) == count

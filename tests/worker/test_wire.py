@@ -97,12 +97,8 @@ def test_a_request_for_every_position_and_its_result():
     equal(answered(result, request), result)
     with pytest.raises(ProtocolError, match="parts that its request asked for"):
         answered(replace(result, lse=rows[:2]), request)
-    with_query = replace(
-        request,
-        query_ids=ints(6, 7),
-        readouts=every_token(items, ints(7, 1)),
-        num_top=3,
-    )
+    readouts = every_token(items, ints(7, 1))
+    with_query = replace(request, query_ids=ints(6, 7), readouts=readouts, num_top=3)
     equal(arrived(with_query), with_query)
     of_query = replace(
         result,
