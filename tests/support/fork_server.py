@@ -32,7 +32,7 @@ PROGRAMS = (
     "support.forked_program,gpuscore.commands.cli,gpuscore.server.run,gpuscore.processes.worker.child,"
     "gpuscore.commands.bulk.command,gpuscore.backends.torch.backend,numpy.random,numpy.ma"
 )
-WORKERS = f"support.models,gpuscore.backends.jax.backend,gpuscore.client,xdist.remote,{PROGRAMS}"
+WORKERS = f"support.models,gpuscore.backends.jax.backend,gpuscore.client,{PROGRAMS}"
 
 
 class ForkServer:
