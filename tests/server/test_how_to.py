@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuscore.commands.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
+from gpuscore.commands.cli import make_parser
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import options
 from gpuscore.config.sources import read_settings
 from gpuscore.errors import GpuscoreError
+from gpuscore.exits import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY
 from support.pages import (
     HERE,
     HOW_TO,
