@@ -1,6 +1,7 @@
 """Servers that the tests of this folder share, and the canary around a test."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+import gpuscore
 from support.connections import KEYS, POISON, canary, connected
 from support.models import make_model
 from support.serving import QUICK, RunningServer, serving
@@ -122,6 +124,13 @@ def busy(full) -> Iterator[httpx.Client]:
     with in_flight(full, HELD) as held:
         yield full
         assert let_go(held).status == 200
+
+
+@pytest.fixture
+def small_batches(monkeypatch) -> None:
+    """Make each Scorer of a program start as soon as QUICK's servers do."""
+    quick = partial(gpuscore.Scorer, threads=1, max_batch_tokens=512)
+    monkeypatch.setattr(gpuscore, "Scorer", quick)
 
 
 @pytest.fixture
