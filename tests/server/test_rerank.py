@@ -9,7 +9,7 @@ import pytest
 
 from gpuscore import Scorer
 from support.connections import check_error, connected
-from support.serving import QUICK, serving
+from support.serving import SMALL, serving
 
 QUERY = "a blue lamp of steel"
 DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
@@ -123,7 +123,7 @@ LONG = ["blue lamp", "blue steel lamp, " * 200]
 @pytest.fixture(scope="module")
 def cutting():
     """A client of a server that cuts long documents for clients that say nothing."""
-    flags = (*QUICK, "--max-model-len", "512", "--rerank-truncate")
+    flags = (*SMALL, "--max-model-len", "512", "--rerank-truncate")
     with serving("demo", *flags) as running, connected(running) as opened:
         yield opened
 

@@ -112,7 +112,7 @@ def test_a_model_that_is_never_ready(tmp_path):
 
 def test_the_child_dies_with_its_parent():
     """It is stopped, so it can do nothing for that itself."""
-    with tape_server(fork=False) as (server, client):
+    with tape_server() as (server, client):
         pid = engine_of(server)
         with in_flight(client, tape_child.STUCK):
             os.kill(pid, signal.SIGSTOP)
