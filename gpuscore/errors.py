@@ -97,7 +97,7 @@ class TooManyItems(GpuscoreError, status=400):
 class TooManyLabels(GpuscoreError, status=400):
     """An item has more labels than `--max-labels`, or the request more than an answer may hold.
 
-    Remedy: Ask for fewer labels, or raise the limit.
+    Remedy: Send fewer labels, or raise the limit.
     """
 
 
@@ -233,8 +233,8 @@ class LoadTimeout(EngineFailed):
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """Return an error and, once each, the errors that led to it."""
-    found = [error]
-    for cause in found:  # it grows
-        found += filter(None, {cause.__cause__, cause.__context__} - {*found})
-    return found
+    """Return an error and all errors that led to it, each of them once."""
+    chain = [error]
+    for cause in chain:  # the list grows while it is read
+        chain += filter(None, {cause.__cause__, cause.__context__} - {*chain})
+    return chain

@@ -14,7 +14,7 @@ HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "ir_measures
 
 EXACT = {"gpuscore", "gpuscore.config"}  # granted alone, without the modules below
 
-# A room or module: what it may import, of gpuscore and of HEAVY, besides itself, errors, types.
+# A package or module: what it may import, of gpuscore and of HEAVY, besides itself, errors, types.
 # The longest row that fits a module counts. A name grants all modules below it; "config", which has
 # the defaults, grants itself alone, and "config." all of it.
 ROWS = """\

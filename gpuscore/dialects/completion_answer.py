@@ -212,20 +212,17 @@ def completion_json(
         for index, prompt in enumerate(prompts):
             yield b"," if index else b"["
             text = sent.text(index, say) if options.echo else ""
-            entries = _Entries(prompt, rows[index], options, say)
-            extra = list[Iterator[bytes]]()
+            found = None
             if sent.candidates is not None:
                 found = answered[index].candidates(sent.candidates.num_rows(prompt))
-                lists = (row.tolist() for row in found)
-                extra = [list_json(lists, max(1, NUMBERS // MAX_CANDIDATES))]
-            yield from _choice(index, text, entries, *extra)
+            yield from _choice(index, text, _Entries(prompt, rows[index], options, say), found)
         yield b"]"
 
     yield from in_pieces(answer, choices())
 
 
 def _choice(
-    index: int, text: str, entries: "_Entries", *candidates: Iterator[bytes]
+    index: int, text: str, entries: "_Entries", candidates: Iterator[Float64Array] | None
 ) -> Iterator[bytes]:
     options = entries.options
     texts = [text, entries.say(int(entries.rows.best_ids[-1]))] if options.next_token else [text]
@@ -240,9 +237,11 @@ def _choice(
             list_json(entries.offsets()),
         ]
     choice = CompletionChoice(index, HOLE, shown)
-    if candidates:
+    if candidates is not None:
         choice.prompt_token_id_logprobs = HOLE
-    return in_pieces(choice, text_json(*texts), *lists, *candidates)
+        rows = (row.tolist() for row in candidates)
+        lists.append(list_json(rows, max(1, NUMBERS // MAX_CANDIDATES)))
+    return in_pieces(choice, text_json(*texts), *lists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,7 @@ class _Entries:
 
     Args:
         prompt: its token ids.
-        rows: of all its positions, or of its end alone.
+        rows: the rows of all its positions, or only its last row.
         options: the parts that the request asks for.
         say: the tokens' texts.
     """
@@ -282,9 +281,9 @@ class _Entries:
             yield None
         first = 0 if every else max(0, len(rows.top) - 1)
         last = len(rows.top) if self.options.next_token else len(rows.top) - 1
-        own = islice(zip(self.ids(), self.logprobs(), strict=True), int(every), None)
+        tokens = islice(zip(self.ids(), self.logprobs(), strict=True), int(every), None)
         pairs = zip(_numbers(rows.top_ids[first:last]), _numbers(rows.top[first:last]), strict=True)
-        for (id, value), (top_ids, top) in zip(own, pairs, strict=True):
+        for (id, value), (top_ids, top) in zip(tokens, pairs, strict=True):
             yield self.say.values(id, cast(float, value), top_ids, top)
 
     def offsets(self) -> Iterator[int]:

@@ -1,8 +1,8 @@
-"""The dialect of /rerank: Cohere's, Jina's, vLLM's and Infinity's bodies, and TEI's if it has
-`texts`. One answer holds the fields that each of their clients reads.
+"""The dialect of /rerank: bodies of Cohere, Jina, vLLM and Infinity, and of TEI.
 
-`null` means a field's default. Fields without a meaning here that clients send by habit are
-accepted at values that change nothing; other values are refused, and the error names the field.
+A body with `texts` is TEI's. All others get one answer, with the fields that each of their clients
+reads. `null` means a field's default. Some fields of these APIs have no meaning here: they are
+accepted at values that change nothing; other values are refused with an error that names the field.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,8 +48,11 @@ _text = msgspec.json.Decoder(str)
 
 
 def _text_of(document: Document | None, names: list[str]) -> str | None:
-    """Return a document as text; None if it has none. An object gives its `text`, or its
-    `rank_fields` as lines like YAML's, as Cohere does it."""
+    """Return a document as text; None if it has none.
+
+    The text of an object is its field `text`, or its `rank_fields` as lines `name: value`, which is
+    Cohere's format.
+    """
     if not isinstance(document, dict):
         return document
     lines = []
@@ -63,8 +66,10 @@ def _text_of(document: Document | None, names: list[str]) -> str | None:
 
 
 def _rank_fields(body: "RerankBody") -> list[str]:
-    """Return the fields to rank by; raise InvalidRequest for a name that comes twice, which would
-    give every document more text than the body has."""
+    """Return the fields to rank by; raise InvalidRequest if one is named twice.
+
+    A repeated field would make the documents' texts longer than the body.
+    """
     names = body.rank_fields or TEXT_FIELD
     if len(set(names)) < len(names):
         raise InvalidRequest("rank_fields must name each field once", param="rank_fields")
@@ -72,7 +77,7 @@ def _rank_fields(body: "RerankBody") -> list[str]:
 
 
 def _bytes(document: Document | None) -> int:
-    """Return the most bytes that a document takes in an answer, without its frame."""
+    """Return the most bytes that a document's names and values take in an answer."""
     if isinstance(document, dict):
         return sum(text_bytes(name) + len(memoryview(raw)) for name, raw in document.items())
     return text_bytes(document)
@@ -148,7 +153,7 @@ class RerankBody(RankingBody):
 
 
 TEI = "tei"  # the variant of a request whose body is TEI's
-# Names, an index, a score, a mass, a mark.
+# Bytes of one document in an answer: field names, index, score, label mass, `truncated`.
 _RANKED_BYTES = 96 + COUNT_BYTES + 2 * NUMBER_BYTES
 _TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 _decoded = strict_decoder(RerankBody)
@@ -156,7 +161,7 @@ _decoded = strict_decoder(RerankBody)
 
 def decode_rerank(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> RerankBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    # A guess; quotes in a text are escaped.
+    # Errors in decoding need the variant, too. A text cannot hold this name: it escapes quotes.
     tei = b'"texts"' in body or record.route == TEXT_RANKING_PATH
     record.variant = TEI if tei else ""
     fields = _decoded(body, record, limits)
@@ -223,7 +228,7 @@ def rerank_bytes(prepared: PreparedBody[RerankBody]) -> int:
     body = prepared.body
     size = _RANKED_BYTES * body.num_items + error_bytes(prepared.errors)
     if body.wants_documents:
-        # Infinity's clients get texts, which may have names of fields before each value.
+        # Infinity's clients get texts, which may hold the names of `rank_fields`.
         size += sum(map(_bytes, body.documents or ())) + text_bytes(*body.input.documents)
     return size
 
@@ -239,7 +244,8 @@ def encode_rerank(prepared: PreparedBody[RerankBody]) -> Iterator[bytes]:
     with_mass = body.return_label_mass and scores
     masses = [None] * len(scores)
     if with_mass:
-        masses = label_mass(prepared.scores, prepared.asked).tolist()
+        request = prepared.asked
+        masses = label_mass(prepared.scores, request.label_ids, request.trie).tolist()
     chosen = ((ranking.places[number], scores[number], masses[number]) for number in best)
     document = _document_of(prepared)
     rows = ((i, score, document(i), i in truncated, mass) for i, score, mass in chosen)
@@ -257,8 +263,10 @@ def encode_rerank(prepared: PreparedBody[RerankBody]) -> Iterator[bytes]:
 
 
 def _document_of(prepared: PreparedBody[RerankBody]) -> Callable[[int], Any]:
-    """Return a function from a document's number to the document as the answer shows it: as text
-    for TEI's and Infinity's clients, as an object for all others."""
+    """Return a function from a document's index to what the answer shows of it.
+
+    This is a text for TEI's and Infinity's clients, and an object for all others.
+    """
     body = prepared.body
     if not body.wants_documents:
         return lambda index: None
@@ -288,7 +296,7 @@ def _flag(value: RawFlag, field: str) -> bool:
 
 
 def encode_rerank_error(error: GpuscoreError, variant: str) -> bytes:
-    """Return an error in TEI's shape, or in ours with the field that the other clients show."""
+    """Return an error in TEI's format, or in this server's with `detail` for the other clients."""
     if variant == TEI:
         kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
         return msgspec.json.encode(TeiError(error.message, kind))

@@ -73,11 +73,11 @@ def log_p_differences(reference: Measured, got: Measured) -> Float64Array:
 
 def _of_case(case: Case, reference: Measured, got: Measured) -> Float64Array:
     difference = got.results[case.name].values - reference.results[case.name].values
-    values: Float64Array = difference[_asked(case)]
+    values: Float64Array = difference[_label_mask(case)]
     return values
 
 
-def _asked(case: Case) -> BoolArray:
+def _label_mask(case: Case) -> BoolArray:
     """Return where the case has a label: [items, labels]."""
     width = max(map(len, case.label_ids))
     return np.array([np.arange(width) < len(ids) for ids in case.label_ids])
@@ -94,8 +94,9 @@ def _sizes_by_query(reference: Measured, got: Measured) -> list[Float64Array]:
 def _largest_of_p(reference: Measured, got: Measured) -> float:
     parts = []
     for case in _cases(got):
-        right, other = reference.results[case.name], got.results[case.name]
-        parts.append((np.exp(other.values) - np.exp(right.values))[_asked(case)])
+        right = reference.results[case.name]
+        other = got.results[case.name]
+        parts.append((np.exp(other.values) - np.exp(right.values))[_label_mask(case)])
         if right.mass is not None and other.mass is not None:
             parts.append(other.mass - right.mass)
     return errors(np.concatenate(parts)).maximum

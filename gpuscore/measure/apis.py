@@ -1,4 +1,4 @@
-"""The APIs that score, of three makes of servers: bodies of requests, and scores of answers."""
+"""The scoring APIs of three kinds of servers: how to build a request and how to read an answer."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import msgspec
 from gpuscore.measure.scenarios import MARK, BenchRequest
 from gpuscore.measure.workload import Ids
 
-LABELS = [11, 23]  # token ids whose probability is asked for while the clock runs
+LABELS = [11, 23]  # the label token ids of timed requests
 Rows = list[list[float]]
 EVERY, FIRST, BEST = "every label", "the first label", "the best token"
 
@@ -23,9 +23,9 @@ class Api:
 
     Attributes:
         name: the value of --api.
-        gives: probabilities of EVERY label that is asked for or of the FIRST, or that of the BEST
-            token whatever is asked for.
-        body: makes a request of a model's name and label ids.
+        gives: EVERY, FIRST or BEST: it returns the probability of every label, of the first one,
+            or of the best token, whatever the labels are.
+        body: builds the body from a request, the model's name and the label ids.
         rows: reads an answer's scores, a row for each item.
     """
 
@@ -56,11 +56,6 @@ def _score_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
     return body if ask.candidates == 1 else body | {"score_extraction_token_id": MARK}
 
 
-def _generative_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
-    body = _score_body(ask, model, labels)
-    return body | {"apply_softmax": False, "add_special_tokens": False}
-
-
 def _ordered(entries: Any) -> list[Any]:
     return sorted(entries, key=lambda entry: int(entry["index"]))
 
@@ -82,7 +77,10 @@ APIS = {
     for api in (
         Api("score", "/v1/score", EVERY, _score_body, rows=itemgetter("scores")),
         Api(
-            *("generative", "/generative_scoring", FIRST, _generative_body),
+            *("generative", "/generative_scoring", FIRST),
+            body=lambda *request: (
+                _score_body(*request) | {"apply_softmax": False, "add_special_tokens": False}
+            ),
             rows=lambda answer: [[float(entry["score"])] for entry in _ordered(answer["data"])],
         ),
         Api("completions", "/v1/completions", BEST, _completions_body, rows=_completions_rows),

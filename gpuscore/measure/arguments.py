@@ -1,5 +1,5 @@
-"""The command lines of `gpuscore bench` and `gpuscore parity`; their code is imported when it
-runs."""
+"""The command lines of `gpuscore bench` and `gpuscore parity`. The commands' code is imported only
+when they run."""
 
 import argparse
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-# Copies of the keys of SCENARIOS, APIS and SIZES, whose modules import NumPy.
+# Copies of these tables' keys, because the tables' modules import NumPy.
 SCENARIOS = (
     *("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency"),
     *("setwise", "text"),
@@ -41,7 +41,7 @@ def _rate(text: str) -> str:
     return text
 
 
-# Name, name of the value, help, and argparse's other words.
+# The flag, its metavar, its help, and further keyword arguments of `add_argument`.
 Flag: TypeAlias = tuple[str, str | None, str, dict[str, Any]]
 
 _MANY: dict[str, Any] = {"action": "append", "default": []}
@@ -71,8 +71,8 @@ _TARGETS: tuple[Flag, ...] = (
 _SCENARIOS: tuple[Flag, ...] = (
     (
         *("--scenario", "LIST"),
-        f"separated by commas: {', '.join(SCENARIOS)} (default: all but setwise and text, or "
-        "the scenario of --input)",
+        f"one or more, separated by commas: {', '.join(SCENARIOS)} (default: text with --input, "
+        "else all but setwise and text)",
         {},
     ),
     (
@@ -83,7 +83,7 @@ _SCENARIOS: tuple[Flag, ...] = (
     ),
     (
         *("--minutes", "N"),
-        "time for all repeats together; everything is measured at least once (default: 5)",
+        "total time of all repeats; each scenario runs at least once (default: 5)",
         {"type": _positive, "default": 5.0},
     ),
     (
@@ -100,7 +100,7 @@ _SCENARIOS: tuple[Flag, ...] = (
     ("--seconds", "N", "poisson: time of arrivals (default: 120)", {"type": _positive}),
     (
         *("--find-rate", "MS"),
-        "poisson: search the highest rate whose 99th percentile of latency is at most this",
+        "poisson: find the highest rate whose 99th percentile of latency is at most this",
         {"type": _positive},
     ),
     (
@@ -110,7 +110,7 @@ _SCENARIOS: tuple[Flag, ...] = (
     ),
     (
         *("--patience", "SECONDS"),
-        "time without any answer after which requests count as lost; raise it for a slow machine "
+        "if no answer comes for so long, the requests count as lost; raise it for a slow machine "
         "(default: 120)",
         {"type": _positive, "default": 120.0},
     ),
@@ -125,9 +125,9 @@ _ORACLE: Flag = (
 _WORKLOAD: tuple[Flag, ...] = (
     (
         *("--workload", None),
-        "text: real sentences; else random token ids by length, full: 2,000 + 500 x 20, for a GPU; "
-        "bench: the sample of `gpuscore bench` (default: text for a model with a tokenizer.json, "
-        "or standard)",
+        "text: real sentences; bench: the sample of `gpuscore bench`; others: random token ids, of "
+        "which full (2,000 + 500 x 20 tokens) is for a GPU (default: text for a model with a "
+        "tokenizer.json, else standard)",
         {"choices": SIZES},
     ),
     ("--seed", "N", "seed of the random tokens (default: 0)", {"type": int, "default": 0}),
@@ -135,8 +135,8 @@ _WORKLOAD: tuple[Flag, ...] = (
 _COMPARE: tuple[Flag, ...] = (
     (
         *("--reference", "BUNDLE"),
-        "bundles that count as right: one, or transformers' in float32 and in the half-precision "
-        "formats of the others, by whose errors they are judged (default: every pair is judged)",
+        "bundles that count as right: one, or transformers' in float32 and in each half-precision "
+        "format, whose error sets how far the others may differ (default: compare every pair)",
         {"nargs": "+", "default": []},
     ),
     (
@@ -156,23 +156,23 @@ def add_measure(commands: Any) -> None:
         help="compare backends and machines",
     )
     refuse_api_key(parity)
-    below = parity.add_subparsers(required=True, metavar="COMMAND")
+    subcommands = parity.add_subparsers(required=True, metavar="COMMAND")
     _add_scoring(
-        below,
+        subcommands,
         "run",
         "[MODEL] [OPTIONS]",
         "compare a backend with transformers in float32, on a fixed workload",
         flags=(*_WORKLOAD, _REPORT),
     )
     record = _add_scoring(
-        below,
+        subcommands,
         "record",
         "[MODEL] -o FILE [OPTIONS]",
         "score the workload and write a bundle, to compare on any machine",
         flags=(_ORACLE, *_WORKLOAD),
     )
     record.add_argument("-o", "--output", required=True, metavar="FILE", help="the bundle")
-    _add_compare(below, "parity compare")
+    _add_compare(subcommands, "parity compare")
     bench = _add(
         commands,
         "bench",
@@ -205,8 +205,8 @@ def _add_compare(commands: Any, name: str) -> None:
 
 
 def _add_flags(group: Any, flags: tuple[Flag, ...]) -> None:
-    for name, metavar, help, words in flags:
-        group.add_argument(name, help=help, **({"metavar": metavar} if metavar else {}), **words)
+    for name, metavar, help, keywords in flags:
+        group.add_argument(name, help=help, **({"metavar": metavar} if metavar else {}), **keywords)
 
 
 def _add(commands: Any, name: str, usage: str, help: str, epilog: str = "") -> CommandParser:
@@ -220,5 +220,5 @@ def _add(commands: Any, name: str, usage: str, help: str, epilog: str = "") -> C
 
     ending = "" if name == "parity record" else "\nExit code 1: scores are wrong."
     text = f"{help[0].upper()}{help[1:]}.{ending}"
-    words = {"description": text, "epilog": EXAMPLES[name] + epilog}
-    return add_command(commands, name.split()[-1], f"{name} {usage}", help, run=run, **words)
+    texts = {"description": text, "epilog": EXAMPLES[name] + epilog}
+    return add_command(commands, name.split()[-1], f"{name} {usage}", help, run=run, **texts)

@@ -27,7 +27,7 @@ EXIT_INTERRUPTED = 130
 
 
 def bench(values: argparse.Namespace, settings: Settings) -> int:
-    """Run the command; return 1 if a way has no figures, and 130 after ^C."""
+    """Run the command; return 1 if a mode has no figures, and 130 after ^C."""
     scenarios = _scenarios(values)
     if values.bench_seed is None:
         values.bench_seed = secrets.randbelow(2**31)
@@ -41,8 +41,8 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
     with ExitStack() as stack:
         targets = _targets(values, stack)
         for server in (target.server for target in targets):
-            told = server.facts.get("model_dtype", "unknown")
-            print(f"{server.name}: {server.api}, model {server.model}, {told}", flush=True)
+            dtype = server.facts.get("model_dtype", "unknown")
+            print(f"{server.name}: {server.api}, model {server.model}, {dtype}", flush=True)
         runner = BenchRun(targets, scenarios, values, partial(print, flush=True))
         # The command's own handler would end the process.
         signal.signal(signal.SIGINT, signal.default_int_handler)

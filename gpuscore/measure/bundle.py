@@ -1,10 +1,10 @@
 """Bundles: what a machine measured, as one JSON file, to compare anywhere.
 
-`gpuscore bench` writes servers with their scores of the sample, and all times; `gpuscore parity
-record` one backend with its scores of a workload. Arrays are lists, in which null stands for NaN.
+`gpuscore bench` writes the times, and each server's scores of the sample. `gpuscore parity record`
+writes one backend's scores of a workload. Arrays are lists, in which null stands for NaN.
 
-The file's SHA-256 is a field of it, which reveals damage and edits. It is no signature: a forger
-can write a new one.
+The file contains its own SHA-256, which shows damage and edits. It is not a signature: somebody who
+edits the file can compute a new one.
 """
 
 import json
@@ -32,8 +32,8 @@ class Bundle:
 
     Attributes:
         facts: date, options, the client's machine and versions.
-        servers: with their scores.
-        rows: times.
+        servers: the servers or backends with their scores.
+        rows: the times.
     """
 
     facts: dict[str, Any]
@@ -44,7 +44,7 @@ class Bundle:
 def write_bundle(path: Path, bundle: Bundle) -> None:
     """Write a bundle; raise ConfigError if it cannot be written."""
     encoded = msgspec.json.encode(bundle, enc_hook=np.ndarray.tolist)
-    content = {"format": FORMAT, **json.loads(encoded)}  # NaN has become null
+    content = {"format": FORMAT, **json.loads(encoded)}  # msgspec writes NaN as null
     write(path, json.dumps(content | {DIGEST: _digest(content)}) + "\n", "--output")
 
 
@@ -74,7 +74,7 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return JSON without the nulls of objects, in whose place the defaults are."""
+    """Remove the nulls from JSON objects: those fields then get their defaults."""
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
@@ -85,8 +85,8 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _check(case: Case, result: CaseResult) -> None:
-    shape = len(case.items), max(map(len, case.label_ids))
+    shape = (len(case.items), max(map(len, case.label_ids)))
     if result.values.shape != shape:
         raise ValueError(f"the scores of {case.name} are {result.values.shape}, not {shape}")
     if result.mass is not None and (case.apply_softmax or result.mass.shape != shape[:1]):
-        raise ValueError(f"the label mass of {case.name} does not belong to it")
+        raise ValueError(f"the label mass of {case.name} does not fit its items")

@@ -23,16 +23,12 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
     """Run the command; return 1 if scores differ by more than the gates allow."""
     bundles = _named([*values.bundles, *values.reference])
     count = len(values.bundles)
-    servers, references = (
-        [server for bundle in some for server in bundle.servers]
-        for some in (bundles[:count], bundles[count:])
-    )
+    servers = [server for bundle in bundles[:count] for server in bundle.servers]
+    references = [server for bundle in bundles[count:] for server in bundle.servers]
     _check_digests([*servers, *references])
     rows = [row for bundle in bundles[:count] for row in bundle.rows]
     if not rows and len(servers) < (1 if references else 2):
-        raise ConfigError(
-            "one bundle has nothing to be compared with: name a second one, or --reference"
-        )
+        raise ConfigError("there is nothing to compare with: give a second bundle, or --reference")
     known = {(row.scenario, row.way) for row in rows}
     rows += [row for row in report_rows() if (row.scenario, row.way) in known]
     times = tables(rows, _prices(values.price, {server.name for server in servers}))

@@ -13,13 +13,13 @@ from gpuscore.measure.load import LOST, Record
 from gpuscore.types.batch import Float64Array
 
 REFUSED = 429
-BUSY = 0.85  # share of a core that the client's one thread took: the client was the limit
+BUSY = 0.85  # if the client's thread took more of a core, the client may have been the limit
 PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One measurement of a way.
+    """One measurement of a mode.
 
     Attributes:
         seconds: time between the first arrival and the last answer.
@@ -53,23 +53,18 @@ class Shot:
             busy=record.client_seconds / max(record.seconds, 1e-9),
         )
 
-    @property
-    def rate(self) -> float:
-        """Items per second."""
-        return self.items / self.seconds
-
     def extrapolated(self, first: int, total: int) -> "Shot":
-        """Extrapolate a measurement of some items of a query, sent one request after the other, to
-        all its items. The first request, which computes the query, counts once.
+        """Extrapolate from some items of a query, sent one request after the other, to all of them;
+        the first request, which computes the query, counts once.
 
         Args:
             first: items of the first request.
             total: items of the query.
         """
         begun = float(self.latencies[0]) / 1e3
-        share = (total - first) / (self.items - first)
-        seconds = begun + (self.seconds - begun) * share
-        requests = math.ceil(1 + (self.requests - 1) * share)
+        factor = (total - first) / (self.items - first)
+        seconds = begun + (self.seconds - begun) * factor
+        requests = math.ceil(1 + (self.requests - 1) * factor)
         return replace(self, seconds=seconds, items=total, requests=requests)
 
 
@@ -82,7 +77,7 @@ def failed(record: Record) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of one way on one server; a row with an error has none.
+    """The figures of one mode on one server; a row with an error has none.
 
     Attributes:
         rates: items per second of each measurement.
@@ -96,7 +91,7 @@ class Row:
     """
 
     scenario: str
-    way: str
+    way: str  # the mode's name
     shape: str
     server: str
     rates: tuple[float, ...] = ()
@@ -123,19 +118,19 @@ class Row:
         """Return a percentile of the latencies in milliseconds."""
         if self.latencies:
             return float(np.percentile(self.latencies, percent))
-        told: dict[float, float] = dict(zip(PERCENTILES, self.published[1:], strict=False))
-        return told.get(percent, math.nan)
+        published: dict[float, float] = dict(zip(PERCENTILES, self.published[1:], strict=False))
+        return published.get(percent, math.nan)
 
 
 def measured(row: Row, shots: Sequence[Shot], arrive: bool = False) -> Row:
-    """Return `row` with the figures of its measurements; requests were kept in flight, or they
-    arrived."""
+    """Return `row` with the figures of its measurements; with `arrive`, requests arrived at given
+    times instead of being kept in flight."""
     notes = list(row.notes)
     if (busy := max(shot.busy for shot in shots)) > BUSY:
         notes.append(f"the client took {busy:.0%} of a core and may be the limit")
     return replace(
         row,
-        rates=tuple(shot.rate for shot in shots),
+        rates=tuple(shot.items / shot.seconds for shot in shots),
         requests_per_second=float(np.median([shot.requests / shot.seconds for shot in shots])),
         latencies=tuple(np.concatenate([shot.latencies for shot in shots]).round(3).tolist()),
         refused=sum(shot.refused for shot in shots),
@@ -149,7 +144,7 @@ def report_rows() -> list[Row]:
     reports = json.loads(Path(__file__).with_name("reports.json").read_text(encoding="utf-8"))
     return [
         Row(
-            *(scenario, way, shape, server["name"]),
+            *(scenario, mode, shape, server["name"]),
             rates=() if rate is None or scenario == "concurrency" else (rate,),
             requests_per_second=rate if scenario == "concurrency" else math.nan,
             published=tuple(latencies),
@@ -157,5 +152,5 @@ def report_rows() -> list[Row]:
         )
         for report in reports
         for server in report["servers"]
-        for scenario, way, shape, rate, latencies in server["rows"]
+        for scenario, mode, shape, rate, latencies in server["rows"]
     ]

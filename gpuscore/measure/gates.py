@@ -1,22 +1,22 @@
-"""The gates: limits on the differences between scores, and the origin of their numbers.
+"""The gates: how much scores may differ before they count as wrong, and why.
 
-The numbers come from the tolerances of SGLang, vLLM, FlashInfer and transformers in their own
+The limits come from the tolerances that SGLang, vLLM, FlashInfer and transformers have in their own
 tests, and from measured noise:
 
-- Against others, errors have limits by the less exact format of the two (`LIMITS`). Those of
-  half precision are wide, because honest rounding must not count as wrong: on SmolLM2 transformers
-  in bfloat16 is 0.23 off at p99, and two such runs differ by more than one does from float32.
-- `relative`, beside transformers in the same half-precision format: the error against float32 is
-  at most 1.5 times transformers' (eager attention), at median, p99 and maximum.
-- `rank`: no inversion among pairs that are over twice the allowed p99 error apart. The allowed
-  error counts, not the measured one, so that a bad backend does not widen its own margin. There is
-  no gate on tau-b, because errors of the allowed sizes may swap any near pairs, nor on NDCG,
+- `float32`, `absolute`, `eight bits`: the limits of the less exact format of the two (`LIMITS`).
+  Those of half precision are wide, because rounding must not count as wrong: on SmolLM2
+  transformers in bfloat16 differs by 0.23 from float32 at p99, and two bfloat16 runs differ more.
+- `relative`, if transformers' scores in the same half-precision format are given: the error against
+  float32 is at most 1.5 times transformers' (eager attention), at median, p99 and maximum.
+- `rank`: no inversion among pairs that are further apart than twice the allowed p99 error. It is
+  the allowed error, not the measured one, so that a bad backend does not widen its own margin.
+  There is no gate on tau-b, because allowed errors may swap pairs that are close, and none on NDCG,
   because a random workload has no graded items.
-- `label mass`: it is the sum of its labels' probabilities, which the other gates judge, up to 1e-6.
-- `packing`: an item's scores alone and with other items differ by no more than two runs of one
+- `label mass`: it equals the sum of the labels' probabilities up to 1e-6.
+- `packing`: an item's scores alone and with other items differ no more than two runs of one
   machine may; with --deterministic they have the same bits.
 
-A gate that cannot judge says so: it is skipped, with the reason.
+A gate that cannot judge is skipped, and says why.
 """
 
 import math
@@ -31,12 +31,12 @@ MASS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the differences of two that scored.
+    """Limits on the differences between two sets of scores.
 
     Attributes:
         maximum, p99, median: differences of log p.
         probability: largest difference of a probability.
-        packed: difference of log p between an item alone and in company.
+        packed: difference of log p between an item alone and among others.
     """
 
     gate: str
@@ -47,8 +47,8 @@ class Limits:
     packed: float = math.inf
 
 
-# From the most exact to the least exact format. In eight bits the noise is larger than any
-# dtype's: items are judged by their order, and by the error at p99.
+# From the most exact to the least exact format. In eight bits the noise is larger than in any
+# dtype, so there is no limit on the maximum: only on the error at p99, and on the order.
 LIMITS = {
     "float32": Limits("float32", 1e-4, 1e-4, packed=1e-4),
     "half": Limits("absolute", 1.0, 0.5, probability=0.02, packed=0.15),
@@ -76,7 +76,7 @@ def skipped(subject: str, gate: str, reason: str) -> Verdict:
 
 
 def kind(scored: Measured) -> str:
-    """Return the name of its limits in `LIMITS`."""
+    """Return the key of `LIMITS` for these scores."""
     if scored.format in EIGHT_BITS:
         return "eight bits"
     return "float32" if scored.dtype == "float32" else "half"
@@ -85,17 +85,17 @@ def kind(scored: Measured) -> str:
 def judge(
     first: Measured, second: Measured, rounded: Measured | None = None
 ) -> tuple[Agreement, list[Verdict]]:
-    """Judge scores by others, of which those in the more exact format count as right.
+    """Compare two sets of scores of one workload; the more exact format counts as right.
 
     Args:
-        first, second: scored one workload.
-        rounded: transformers in the half-precision format of `second`: its error, too, is measured
-            from `first`, which is transformers in float32; None: `LIMITS` judge.
+        first, second: the scores.
+        rounded: transformers' scores in the half-precision format of `second`, where `first` are
+            transformers' in float32: the gate is `relative`. None: the limits are in `LIMITS`.
     """
     if rounded is not None and kind(second) == "half":
-        theirs = errors(log_p_differences(first, rounded))
-        sizes = (RELATIVE * size for size in (theirs.maximum, theirs.p99, theirs.median))
-        limits = Limits("relative", *sizes)
+        error = errors(log_p_differences(first, rounded))
+        allowed = (RELATIVE * size for size in (error.maximum, error.p99, error.median))
+        limits = Limits("relative", *allowed)
         subject = second.name
     else:
         exactness = list(LIMITS)
@@ -115,11 +115,11 @@ def _within(subject: str, found: Agreement, limits: Limits) -> Verdict:
         ("median |d log p|", found.log_p.median, limits.median),
         ("max |d p|", found.p, limits.probability),
     )
-    held = [(name, value, limit) for name, value, limit in measured if limit < math.inf]
-    detail = "; ".join(f"{name} {value:.1e}, at most {limit:.2g}" for name, value, limit in held)
+    limited = [(name, value, limit) for name, value, limit in measured if limit < math.inf]
+    detail = "; ".join(f"{name} {value:.1e}, at most {limit:.2g}" for name, value, limit in limited)
     if limits.gate == "relative":
         detail = f"{RELATIVE:g} times transformers' own {found.got.dtype} error: {detail}"
-    passed = all(value <= limit for _, value, limit in held)
+    passed = all(value <= limit for _, value, limit in limited)
     return Verdict(subject, limits.gate, passed, detail)
 
 
@@ -132,17 +132,17 @@ def _rank(subject: str, found: Agreement, limits: Limits) -> Verdict:
 
 
 def _label_mass(subject: str, *scored: Measured) -> Verdict:
-    known = [mass for mass in map(mass_error, scored) if mass is not None]
-    if not known:
+    mass_errors = [error for error in map(mass_error, scored) if error is not None]
+    if not mass_errors:
         return skipped(subject, "label mass", "the scores have none")
-    detail = f"{max(known):.1e} from the sum of the labels, at most {MASS:g}"
-    return Verdict(subject, "label mass", max(known) <= MASS, detail)
+    detail = f"{max(mass_errors):.1e} from the sum of the labels, at most {MASS:g}"
+    return Verdict(subject, "label mass", max(mass_errors) <= MASS, detail)
 
 
 def packing(scored: Measured) -> Verdict:
-    """Return the verdict on items that were scored alone, too."""
+    """Return the verdict on items that were also scored alone."""
     if scored.alone is None:
-        return skipped(scored.name, "packing", "no item of it was scored alone")
+        return skipped(scored.name, "packing", "none of its items was scored alone")
     limit = 0.0 if scored.deterministic else LIMITS[kind(scored)].packed
-    detail = f"alone and in company max |d log p| {scored.alone:.1e}, at most {limit:g}"
+    detail = f"alone and among others max |d log p| {scored.alone:.1e}, at most {limit:g}"
     return Verdict(scored.name, "packing", scored.alone <= limit, detail)

@@ -15,7 +15,9 @@ import numpy as np
 
 from gpuscore.types.batch import Float64Array
 
-RESAMPLES, FEWEST, LEVEL = 1000, 5, 0.95
+RESAMPLES = 1000
+FEWEST = 5  # groups that an interval needs
+LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The load generator: keep-alive connections over asyncio, with bodies that were encoded before.
+"""The load generator of `gpuscore bench`, over asyncio with keep-alive connections.
 
-Closed loop: every client sends its next request when the last answer is complete. Open loop:
-requests are due at given times whatever the server does, and latency counts from the due time, so a
-stall adds to the latency of every request that it delays (no coordinated omission; Tene 2013).
-Answers are kept and checked after the run.
+Closed loop: every client sends its next request when its last one is answered. Open loop: requests
+are due at given times, whatever the server does. Latency counts from the due time, so a stall adds
+to the latency of every request that it delays (no coordinated omission; Tene 2013). Bodies are
+encoded before the run, and answers are checked after it.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Record:
         self.status: Int64Array = np.full(count, LOST, dtype=np.int64)
         self.bodies: list[bytes] = [b""] * count
         self.client_seconds = 0.0  # CPU time of this process
-        self.lost_because = ""  # of the last connection that could not be used
+        self.lost_because = ""  # why the latest request was lost
 
     @property
     def latency(self) -> Float64Array:
@@ -47,7 +47,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last answer; NaN without an answer."""
+        """Seconds from the first arrival to the last answer; NaN without an answer."""
         known = self.done[~np.isnan(self.done)]
         return float(known.max() - np.nanmin(self.due)) if known.size else float("nan")
 
@@ -69,16 +69,13 @@ class Connection:
         """Send a request; return the answer's status and body.
 
         Raises:
-            OSError, h11.RemoteProtocolError: there is none.
+            OSError, h11.RemoteProtocolError: there was no valid answer.
         """
         http = self._http
         status = LOST
         parts = list[bytes]()
-        self._writer.write(
-            (http.send(head) or b"")
-            + (http.send(h11.Data(data=body)) or b"")
-            + (http.send(h11.EndOfMessage()) or b"")
-        )
+        events = (head, h11.Data(data=body), h11.EndOfMessage())
+        self._writer.write(b"".join(http.send(event) or b"" for event in events))
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
                 http.receive_data(data := await self._reader.read(2**16))
@@ -97,8 +94,8 @@ class Connection:
 
 
 class LoadGenerator:
-    """Sends requests and records their ends. After `patience` seconds without any answer, all
-    requests in flight count as lost."""
+    """Sends requests and records their answers. After `patience` seconds without any answer, all
+    requests in flight are lost."""
 
     def __init__(
         self, url: httpx.URL, key: str | None, bodies: Sequence[bytes], patience: float
@@ -113,38 +110,40 @@ class LoadGenerator:
         ]
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self.record = Record(len(bodies))
-        self._idle: list[Connection] = []  # the last one used is taken first
+        self._idle: list[
+            Connection
+        ] = []  # the most recently used one is at the end, and is taken first
         self._open: set[Connection] = set()
         self._in_flight = 0
 
     def closed(self, clients: int = 1) -> Record:
-        """Keep `clients` requests in flight; return when the last answer has arrived, or patience
-        has ended."""
-        return self._run(self._closed(min(clients, len(self._bodies))))
+        """Keep `clients` requests in flight; return after the last answer, or after `patience`
+        seconds without one."""
+        return self._run(self._closed_loop(min(clients, len(self._bodies))))
 
     def open(self, offsets: Float64Array) -> Record:
         """Send request i `offsets[i]` seconds after the start.
 
-        At most MOST_CONNECTIONS are in flight; others wait here, which adds to their latency.
+        At most MOST_CONNECTIONS are in flight. Others wait here, which counts as their latency.
         """
-        return self._run(self._due(offsets.tolist()))
+        return self._run(self._open_loop(offsets.tolist()))
 
-    def _run(self, drive: Coroutine[Any, Any, None]) -> Record:
+    def _run(self, loop: Coroutine[Any, Any, None]) -> Record:
         gc.collect()
         gc.disable()
         cpu = time.process_time()
         try:
-            asyncio.run(self._bounded(drive))
+            asyncio.run(self._bounded(loop))
         finally:
             gc.enable()
         self.record.client_seconds = time.process_time() - cpu
         return self.record
 
-    async def _bounded(self, drive: Coroutine[Any, Any, None]) -> None:
+    async def _bounded(self, loop: Coroutine[Any, Any, None]) -> None:
         self._now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(self._patience) as self._limit:
-                await drive
+                await loop
         except TimeoutError:
             self.record.lost_because = f"no answer within {self._patience:g} s"
         except OSError as error:
@@ -153,8 +152,8 @@ class LoadGenerator:
             connection.abort()
         await asyncio.sleep(0)
 
-    async def _closed(self, clients: int) -> None:
-        for start in range(0, clients, 64):  # connecting is not timed
+    async def _closed_loop(self, clients: int) -> None:
+        for start in range(0, clients, 64):  # connections are made before the time starts
             count = min(64, clients - start)
             self._idle += await asyncio.gather(*(self._connect() for _ in range(count)))
         numbers = iter(range(len(self._bodies)))
@@ -165,10 +164,10 @@ class LoadGenerator:
 
         await asyncio.gather(*(client() for _ in range(clients)))
 
-    async def _due(self, offsets: Sequence[float]) -> None:
+    async def _open_loop(self, offsets: Sequence[float]) -> None:
         slots = asyncio.Semaphore(MOST_CONNECTIONS)
 
-        async def one(number: int, due: float) -> None:
+        async def send_one(number: int, due: float) -> None:
             self.record.due[number] = due
             async with slots:
                 await self._ask(number, due)
@@ -177,14 +176,14 @@ class LoadGenerator:
         async with asyncio.TaskGroup() as tasks:
             for number, offset in enumerate(offsets):
                 await asyncio.sleep(start + offset - self._now())
-                tasks.create_task(one(number, start + offset))
+                tasks.create_task(send_one(number, start + offset))
 
     async def _ask(self, number: int, due: float) -> None:
         record = self.record
         body = self._bodies[number]
         record.due[number] = due
         if not self._in_flight:
-            self._be_patient()  # nothing was waited for
+            self._extend_limit()  # while nothing was in flight, no time was spent waiting
         self._in_flight += 1
         connection: Connection | None = None
         try:
@@ -193,7 +192,7 @@ class LoadGenerator:
             answer = await connection.ask(self._heads[number], body)
             record.status[number], record.bodies[number] = answer
             record.done[number] = connection.idle_since = self._now()
-            self._be_patient()
+            self._extend_limit()
         except OSError as error:
             record.lost_because = str(error) or type(error).__name__
         except h11.RemoteProtocolError as error:
@@ -205,7 +204,7 @@ class LoadGenerator:
             elif connection is not None:
                 self._close(connection)
 
-    def _be_patient(self) -> None:
+    def _extend_limit(self) -> None:
         if not self._limit.expired():
             self._limit.reschedule(self._now() + self._patience)
 

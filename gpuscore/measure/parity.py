@@ -48,19 +48,19 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     if values.oracle:
         from gpuscore.measure.oracle import run_oracle
 
-        made = run_oracle(directory, config, plan.dtype_name, workload)
+        measured = run_oracle(directory, config, plan.dtype_name, workload)
     else:
-        made = run_workload(config, plan, workload)
+        measured = run_workload(config, plan, workload)
     flags = asdict(config)
     del flags["model"]  # perhaps a path of this machine
-    facts = made.facts | {
+    facts = measured.facts | {
         "created": now(),
         "hardware": local_machine(),
         "versions": versions(),
         "flags": flags,
     }
-    made = replace(made, facts=facts, digests=fingerprint(directory))
-    write_bundle(Path(values.output), Bundle({}, (made,)))
+    measured = replace(measured, facts=facts, digests=fingerprint(directory))
+    write_bundle(Path(values.output), Bundle({}, (measured,)))
     print(f"wrote {values.output}")
     return EXIT_OK
 

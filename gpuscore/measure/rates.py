@@ -1,4 +1,4 @@
-"""Tables of times: a scenario's ways and servers, with rates, latencies, ratios and cost."""
+"""Tables of times: a scenario's modes and servers, with rates, latencies, ratios and cost."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[ResultTable
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.scenario, row.shape), []).append(row)
-    made = [_table(key, some, prices, first) for key, some in groups.items()]
-    if made:
-        made[-1] = replace(made[-1], notes=[*made[-1].notes, ABOUT])
-    return made
+    tables = [_table(key, group, prices, first) for key, group in groups.items()]
+    if tables:
+        tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, ABOUT])
+    return tables
 
 
 def _table(
@@ -45,7 +45,7 @@ def _table(
     columns = _COLUMNS["all" if scenario == TEXT else "loads" if known.loads else "items"]
     others: dict[tuple[str, str | None], Row]
     others = {(row.server, row.way): row for row in rows if row.error is None}
-    head = ["way", "server", *columns, f"over {known.base}", f"against {first}"]
+    head = ["mode", "server", *columns, f"over {known.base}", f"against {first}"]
     head += ["$ per million items", "items per $"]
     lines_of: list[list[str]] = []
     notes: list[str] = []
@@ -61,7 +61,7 @@ def _table(
 
 _ITEMS = ("items/s", "ms per item", f"s for {UNIT}")
 _LATENCIES = ("average ms", *(f"P{p} ms" for p in PERCENTILES), "refused", "late ms")
-# Of scenarios whose result is a rate of items, of those whose result are latencies, of one's own.
+# Columns of scenarios that measure items/s, of those that measure latencies, and of --input.
 _COLUMNS = {
     "items": _ITEMS,
     "loads": ("requests/s", "items/s", *_LATENCIES),
@@ -99,7 +99,7 @@ def _number(value: float) -> str:
 
 
 def improvement(row: Row, base: Row | None) -> Interval | None:
-    """Return the ratio of a way's rates to those of the base, which was measured in turn."""
+    """Return the ratio of a mode's rates to those of the base, which was measured in turn."""
     if base is None or base is row or not row.rates:
         return None
     pairs = zip(row.rates, base.rates, strict=False)

@@ -21,7 +21,7 @@ ABOUT = (
 )
 WORDS = {True: "ok", False: "FAIL", None: "skip"}
 WIDTH = 120
-NAME = 36  # columns of a name, which is cut in its middle
+NAME = 36  # longest name; the middle of a longer one is left out
 # A wide table scrolls by itself, so that the page fits a phone.
 _STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em }
 .wide { overflow-x: auto; margin: 1em 0 2em } table { border-collapse: collapse }
@@ -36,8 +36,8 @@ class ResultTable:
     """A table with a title and notes.
 
     Attributes:
-        names: number of first columns, which say what a row is.
-        words: cells are sentences, which a page aligns to the left.
+        names: number of first columns that say what a row is about.
+        words: true if cells are sentences; a page aligns them to the left.
     """
 
     title: str
@@ -52,11 +52,11 @@ class ResultTable:
         return "\n".join([*textwrap.wrap(self.title, WIDTH), *self._blocks(), *notes])
 
     def _blocks(self) -> Iterable[str]:
-        """Yield the table; columns beyond the width follow below, after the names again."""
-        columns = [[*map(_shortened, column)] for column in zip(self.head, *self.rows, strict=True)]
-        names, rest = columns[: self.names], columns[self.names :]
+        """Yield the lines. Columns that do not fit follow below, with the names repeated."""
+        columns = [[*map(_shorten, column)] for column in zip(self.head, *self.rows, strict=True)]
+        rest = columns[self.names :]
         while rest:
-            shown = [*names, rest.pop(0)]
+            shown = [*columns[: self.names], rest.pop(0)]
             while rest and sum(2 + max(map(len, each)) for each in (*shown, rest[0])) <= WIDTH + 2:
                 shown.append(rest.pop(0))
             widths = [max(map(len, column)) for column in shown]
@@ -88,7 +88,7 @@ def filled(
     return ResultTable(title, head, lines, notes, names=2)
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= NAME else f"{text[:12]}…{text[-(NAME - 13) :]}"
 
 

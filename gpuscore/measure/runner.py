@@ -1,4 +1,4 @@
-"""Runs of scenarios: repeats in turn, over all servers and ways, as long as there is time."""
+"""Runs of scenarios: repeats in turn, over all servers and modes, as long as there is time."""
 
 import argparse
 import time
@@ -10,7 +10,7 @@ import numpy as np
 from gpuscore.measure.apis import APIS, Api
 from gpuscore.measure.figures import Row, Shot, failed, measured
 from gpuscore.measure.sample import check_sample, disagreement, failure, not_comparable
-from gpuscore.measure.scenarios import Draws, Scenario, Way, poisson_at
+from gpuscore.measure.scenarios import Draws, Mode, Scenario, poisson_at
 from gpuscore.measure.targets import HttpTarget
 from gpuscore.measure.workload import SAMPLE_IDS, sample
 
@@ -23,10 +23,10 @@ FEWEST_ARRIVALS = 50  # of each rate that is tried
 
 @dataclass(slots=True)
 class Timed:
-    """A way on one server, with its measurements; `done`: no more are taken."""
+    """A mode on one server, with its measurements; if `done`, no more are taken."""
 
     scenario: Scenario
-    way: Way
+    mode: Mode
     target: HttpTarget
     error: str | None = None
     shots: list[Shot] = field(default_factory=list)
@@ -34,25 +34,25 @@ class Timed:
 
     @property
     def api(self) -> Api:
-        return APIS["completions" if self.way.decodes else self.target.server.api]
+        return APIS["completions" if self.mode.decodes else self.target.server.api]
 
     def row(self) -> Row:
         """Return the row, with figures if there are any."""
-        way = self.way
+        mode = self.mode
         notes = []
-        shape = str(way.shape)
-        total = way.requests
+        shape = str(mode.shape)
+        total = mode.requests
         if asks := self.scenario.asks:
             shape = f"{len(asks)} texts"
-            total = sum(len(list(ask.chunks(way.chunk))) for ask in asks)
-        if way.sent < total and self.error is None:
-            rest = "; the later ones tell the time of the others" if way.chunk is not None else ""
-            notes.append(f"{way.sent:,} of {total:,} requests{rest}")
-        if way.in_flight > way.sent:
-            notes.append(f"only {way.sent:,} in flight, because no more are sent")
-        names = self.scenario.name, way.name, shape, self.target.server.name
+            total = sum(len(list(ask.chunks(mode.chunk))) for ask in asks)
+        if mode.sent < total and self.error is None:
+            rest = "; the time of the others is extrapolated" if mode.chunk is not None else ""
+            notes.append(f"{mode.sent:,} of {total:,} requests were sent{rest}")
+        if mode.in_flight > mode.sent:
+            notes.append(f"only {mode.sent:,} in flight, because no more are sent")
+        names = self.scenario.name, mode.name, shape, self.target.server.name
         row = Row(*names, notes=tuple(notes), error=self.error)
-        return row if self.error or not self.shots else measured(row, self.shots, bool(way.rate))
+        return row if self.error or not self.shots else measured(row, self.shots, bool(mode.rate))
 
 
 class BenchRun:
@@ -60,7 +60,7 @@ class BenchRun:
 
     Args:
         targets: the servers, in the order of the tables.
-        say: called with a line for people.
+        say: prints a line.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class BenchRun:
             else:
                 self._say(f"{name} DIFFERS from {first}: {why}")
                 target.wrong["packed"] = f"not the scores of {first}: {why}"
-        for way, why in target.wrong.items():
-            self._say(f"{name}, {way}: {why}")
+        for mode, why in target.wrong.items():
+            self._say(f"{name}, {mode}: {why}")
 
     def _time(self, scenario: Scenario, seconds: float) -> None:
-        """Measure all ways of all targets in turn, until the time is used."""
+        """Measure all modes of all targets in turn, until the time is used."""
         began = time.monotonic()
         every = [timed for target in self.targets for timed in self._begun(scenario, target)]
         self._timed += every
@@ -124,36 +124,34 @@ class BenchRun:
                 break
 
     def _begun(self, scenario: Scenario, target: HttpTarget) -> list[Timed]:
-        """Return the ways to measure; rates of the scenario poisson depend on the server."""
-        wrong = target.wrong  # no way is right if packed is not
-        ways = [
-            Timed(scenario, way, target, wrong.get("packed") or wrong.get(way.name))
-            for way in scenario.ways
-        ]
-        if scenario.name != "poisson" or ways[0].error is not None:
-            return ways
+        """Return the modes to measure; rates of the scenario poisson depend on the server."""
+        wrong = target.wrong
+        error = wrong.get("packed")  # if these scores are wrong, no other mode is timed either
+        modes = [Timed(scenario, m, target, error or wrong.get(m.name)) for m in scenario.modes]
+        if scenario.name != "poisson" or modes[0].error is not None:
+            return modes
         try:
-            return [self._arrivals(ways[0])]
+            return [self._arrivals(modes[0])]
         except ValueError as error:
-            return [replace(ways[0], error=str(error))]
+            return [replace(modes[0], error=str(error))]
 
     def _measure(self, timed: Timed, number: int) -> None:
         """Add a measurement. Before the first one, a request is sent untimed, so that programs are
         compiled and static tokens cached; its failure is ignored: the measurement will show it."""
         try:
             if not number:
-                (first, *_) = self._draws.requests(timed.scenario, timed.way, MOST_ROUNDS)
+                (first, *_) = self._draws.requests(timed.scenario, timed.mode, MOST_ROUNDS)
                 timed.target.send(timed.api, [first])
             timed.shots.append(self._shot(timed, number))
         except ValueError as error:
             timed.error = str(error)
 
     def _shot(self, timed: Timed, number: int) -> Shot:
-        """Measure a way once; raise ValueError with the reason if an answer has no scores."""
-        way = timed.way
-        asks = self._draws.requests(timed.scenario, way, number)
-        due = None if way.rate is None else self._draws.arrivals(way, number)[: len(asks)]
-        record = timed.target.send(timed.api, asks, way.in_flight if due is None else due)
+        """Measure a mode once; raise ValueError with the reason if an answer has no scores."""
+        mode = timed.mode
+        asks = self._draws.requests(timed.scenario, mode, number)
+        due = None if mode.rate is None else self._draws.arrivals(mode, number)[: len(asks)]
+        record = timed.target.send(timed.api, asks, mode.in_flight if due is None else due)
         if (bad := failed(record)) is not None:
             count = int((~np.isin(record.status, (200, 429))).sum())
             raise ValueError(f"{count} of {len(asks)} requests failed: {failure(record, bad)}")
@@ -162,29 +160,29 @@ class BenchRun:
         shot = Shot.of(record, [len(ask.items) * ask.candidates for ask in asks])
         if not shot.requests:
             raise ValueError(f"all {len(asks)} requests were refused: {failure(record, 0)}")
-        part = not timed.scenario.asks and way.chunk is not None and 1 < len(asks) < way.requests
+        part = not timed.scenario.asks and mode.chunk is not None and 1 < len(asks) < mode.requests
         if part and shot.requests == len(asks):  # of one query's requests
-            return shot.extrapolated(len(asks[0].items), way.shape.items)
+            return shot.extrapolated(len(asks[0].items), mode.shape.items)
         return shot
 
     def _arrivals(self, timed: Timed) -> Timed:
-        """Return the way of the scenario poisson at the rate that is asked for."""
+        """Return the mode of the scenario poisson at the rate that is asked for."""
         options = self.options
         if options.find_rate is not None:
             return self._search(timed, options.find_rate)
-        rate = timed.way.rate if options.rate is None else float(options.rate.removesuffix("%"))
+        rate = timed.mode.rate if options.rate is None else float(options.rate.removesuffix("%"))
         assert rate is not None  # noqa: S101  (the scenario's)
         if options.rate is not None and options.rate.endswith("%"):
             rate = round(self._capacity(timed) * rate / 100, 2)
         if options.seconds is None:
-            return replace(timed, way=replace(poisson_at(rate), share=options.scale))
-        return replace(timed, way=poisson_at(rate, options.seconds))
+            return replace(timed, mode=replace(poisson_at(rate), fraction=options.scale))
+        return replace(timed, mode=poisson_at(rate, options.seconds))
 
     def _capacity(self, timed: Timed) -> float:
         """Return the requests per second with PROBED requests in flight."""
-        shape = timed.way.shape
+        shape = timed.mode.shape
         count = max(PROBED, round(4 * PROBED * self.options.scale))
-        shot = self._shot(replace(timed, way=Way("capacity", shape, count, in_flight=PROBED)), 0)
+        shot = self._shot(replace(timed, mode=Mode("capacity", shape, count, in_flight=PROBED)), 0)
         rate = shot.requests / shot.seconds
         self._say(f"{timed.target.server.name}: capacity {rate:.1f} requests/s of {shape}")
         return rate
@@ -195,23 +193,28 @@ class BenchRun:
         The rate is doubled from a quarter of the capacity, then the interval is halved.
         """
         rate = self._capacity(timed) / 4
-        held, lost = 0.0, 0.0
+        highest_held = lowest_lost = 0.0
         least = rate / 16
-        best: tuple[Way, Shot] | None = None
+        best: tuple[Mode, Shot] | None = None
         for _ in range(2 * STEPS):
             seconds = max(SEARCH_SECONDS * self.options.scale, FEWEST_ARRIVALS / rate)
-            way = poisson_at(round(rate, 2), seconds)
-            shot = self._shot(replace(timed, way=way), 0)
+            mode = poisson_at(round(rate, 2), seconds)
+            shot = self._shot(replace(timed, mode=mode), 0)
             p99 = float(np.percentile(shot.latencies, 99))
             holds = p99 <= limit and not shot.refused
-            said = "held" if holds else "not held"
-            self._say(f"{timed.target.server.name}: {way.name}: p99 {p99:.1f} ms, {said}")
-            held, lost = (rate, lost) if holds else (held, rate)
-            best = (way, shot) if holds else best
-            if lost and (lost < 1.1 * held or rate < least):
+            verdict = "held" if holds else "not held"
+            self._say(f"{timed.target.server.name}: {mode.name}: p99 {p99:.1f} ms, {verdict}")
+            if holds:
+                highest_held = rate
+                best = (mode, shot)
+            else:
+                lowest_lost = rate
+            if lowest_lost and (lowest_lost < 1.1 * highest_held or rate < least):
                 break
-            rate = 2 * rate if not lost else (held + lost) / 2
+            rate = 2 * rate if not lowest_lost else (highest_held + lowest_lost) / 2
         if best is None:
-            raise ValueError(f"no rate down to {lost:.2f}/s has a p99 of at most {limit:g} ms")
+            raise ValueError(
+                f"no rate down to {lowest_lost:.2f}/s has a p99 of at most {limit:g} ms"
+            )
         name = f"highest with p99 <= {limit:g} ms: {best[0].rate:g}/s"
-        return replace(timed, way=replace(best[0], name=name), shots=[best[1]], done=True)
+        return replace(timed, mode=replace(best[0], name=name), shots=[best[1]], done=True)

@@ -1,6 +1,6 @@
-"""Checks a server's scores on a fixed sample, in each way to send items, before it is timed.
+"""Checks a server's scores on a fixed sample in each mode, before it is timed.
 
-`parity` has the same cases and gates. A way whose scores are wrong is not timed.
+`parity` has the same cases and gates. A mode whose scores are wrong is not timed.
 """
 
 from collections.abc import Mapping
@@ -19,25 +19,25 @@ from gpuscore.types.batch import Float64Array
 
 SMALLEST = 1e-300  # stands for a probability of 0, which has no logarithm
 ALONE = "single"
-# Items of a request in each way, None = all. A case has fewer items than a sequential request.
+# Items of a request in each mode, None = all. A case has fewer items than a sequential request.
 CHUNKS: Mapping[str, int | None] = {"packed": None, "sequential": min(5, SEQUENTIAL), ALONE: 1}
 
 
 def check_sample(target: HttpTarget, workload: Workload) -> None:
-    """Score the sample in every way, and note in `target.wrong` each way that disagrees with items
-    sent one by one; `target.server` gets the packed scores."""
-    ways: dict[str, Measured] = {}
-    for way, chunk in CHUNKS.items():
+    """Score the sample in every mode. `target.wrong` gets each mode that disagrees with items sent
+    one by one; `target.server` gets the packed scores."""
+    modes: dict[str, Measured] = {}
+    for mode, chunk in CHUNKS.items():
         try:
             results = {case.name: _scored(target, case, chunk) for case in workload.cases}
-            ways[way] = replace(target.server, workload=workload, results=results)
+            modes[mode] = replace(target.server, workload=workload, results=results)
         except ValueError as error:
-            target.wrong[way] = str(error)
-    alone = ways.get(ALONE)  # items sent one by one cannot affect each other
-    for way, scored in ways.items():
+            target.wrong[mode] = str(error)
+    alone = modes.get(ALONE)  # items sent one by one cannot affect each other
+    for mode, scored in modes.items():
         if alone is not None and scored is not alone and (why := disagreement(alone, scored)):
-            target.wrong[way] = f"wrong scores: {why}"
-    target.server = ways.get("packed", target.server)
+            target.wrong[mode] = f"wrong scores: {why}"
+    target.server = modes.get("packed", target.server)
 
 
 def _scored(target: HttpTarget, case: Case, chunk: int | None) -> CaseResult:
@@ -81,13 +81,14 @@ def not_comparable(first: Measured, second: Measured) -> str | None:
         return f"the APIs {first.api} and {second.api} have no scores in common"
     if None in (first.digests, second.digests) and model_of(first) != model_of(second):
         return f"the models are called {first.model} and {second.model}"
-    one, two = first.workload, second.workload
+    one = first.workload
+    two = second.workload
     if one is None or two is None:
         return "one of them has no scores of the sample"
     if one.digest == two.digest:
         return None
-    named = [f"{made.named}, of {made.vocab_rows:,} token ids" for made in (one, two)]
-    return f"the workloads are {named[0]}, and {named[1]}; bench has that of --workload {SAMPLE}"
+    names = [f"{workload.named}, of {workload.vocab_rows:,} token ids" for workload in (one, two)]
+    return f"the workloads are {names[0]}, and {names[1]}; bench has that of --workload {SAMPLE}"
 
 
 def model_of(server: Measured) -> str:

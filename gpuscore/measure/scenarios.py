@@ -10,17 +10,17 @@ import numpy as np
 
 from gpuscore.measure.workload import TEXT, Ids, read_texts
 
-SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
-LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
+SEQUENTIAL = 32  # items per request in the sequential mode, as in the TPU v6e report
+LEAST_DIVIDED = 4  # if a request is divided, at least so many of its parts are sent
 IN_FLIGHT = (128, 512, 1024)
-MARK = 0  # the token after each candidate of a set, at which it is scored, and no other token
+MARK = 0  # the token after each candidate of a set, at which it is scored; occurs nowhere else
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A query and the items to be scored after it, all texts or all token ids.
+    """A query and the items to score after it, all texts or all token ids.
 
-    With `candidates` over 1 each item is a set of as many, scored after each MARK.
+    With `candidates` over 1, each item is a set of so many candidates. Each is scored at its MARK.
     """
 
     query: str | Ids
@@ -28,7 +28,7 @@ class BenchRequest:
     candidates: int = 1
 
     def chunks(self, size: int | None) -> "Iterator[BenchRequest]":
-        """Yield requests of at most so many items, each with the whole query; None: one request."""
+        """Yield requests of at most `size` items, each with the whole query; None: one request."""
         for start in range(0, len(self.items), size or len(self.items)):
             yield replace(self, items=self.items[start : start + (size or len(self.items))])
 
@@ -55,20 +55,20 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to send the requests of a scenario.
+class Mode:
+    """A way to send the requests of a scenario.
 
     Attributes:
         shape: the lengths of each request, before it is divided.
         count: requests of one measurement.
-        chunk: most items of a request, which is divided into several; None: all items.
+        chunk: divide each request into requests of at most so many items; None: do not divide.
         in_flight: requests that are kept in flight.
         rate: arrivals per second of a Poisson process, instead of `in_flight`.
         seconds: how long requests arrive.
         cold: the static tokens are different in each request, too.
-        decodes: sent as /v1/completions, which reads the prompts and decodes a token.
+        decodes: send to /v1/completions, which reads the prompts and decodes a token.
         candidates: how many each item has; several are a set.
-        share: the part of the requests that is sent.
+        fraction: the fraction of the requests that is sent.
     """
 
     name: str
@@ -81,11 +81,11 @@ class Way:
     cold: bool = False
     decodes: bool = False
     candidates: int = 1
-    share: float = 1.0
+    fraction: float = 1.0
 
     @property
     def requests(self) -> int:
-        """Requests of a whole measurement, whatever share of them is sent."""
+        """Requests of a whole measurement, also those that are not sent."""
         if self.rate is not None:
             return max(1, round(self.rate * self.seconds))
         return self.count * math.ceil(self.shape.items / (self.chunk or self.shape.items))
@@ -94,18 +94,18 @@ class Way:
     def sent(self) -> int:
         """Requests of a measurement, at least as many as arrive in a second."""
         least = LEAST_DIVIDED if self.chunk is not None else math.ceil(self.rate or 1)
-        return max(min(least, self.requests), round(self.requests * self.share))
+        return max(min(least, self.requests), round(self.requests * self.fraction))
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A named experiment; `base` is the way that improvements are relative to."""
+    """A named experiment; `base` is the mode that the others are compared with."""
 
     name: str
     source: str
-    ways: tuple[Way, ...]
+    modes: tuple[Mode, ...]
     base: str | None = None
-    asks: tuple[BenchRequest, ...] = ()  # of --input; without them tokens are drawn
+    asks: tuple[BenchRequest, ...] = ()  # requests of --input; without them tokens are drawn
 
     @property
     def loads(self) -> bool:
@@ -113,16 +113,18 @@ class Scenario:
         return self.name in ("concurrency", "poisson", "latency")
 
     def scaled(self, scale: float) -> "Scenario":
-        """Return the scenario with this share of its requests, each as long as before."""
-        return replace(self, ways=tuple(replace(way, share=scale) for way in self.ways))
+        """Return the scenario with this fraction of its requests, each as long as before."""
+        return replace(self, modes=tuple(replace(mode, fraction=scale) for mode in self.modes))
 
 
 def _rerank(name: str, source: str, shape: Shape) -> Scenario:
-    ways = (Way("cold", shape, cold=True), Way("warm", shape))
-    return Scenario(name, source, ways, "cold")
+    modes = (Mode("cold", shape, cold=True), Mode("warm", shape))
+    return Scenario(name, source, modes, "cold")
 
 
-_RERANK, _ONE, _TEN = Shape(100, 1900, 500, 20), Shape(0, 120, 1, 180), Shape(0, 120, 10, 180)
+_RERANK = Shape(100, 1900, 500, 20)
+_ONE = Shape(0, 120, 1, 180)
+_TEN = Shape(0, 120, 10, 180)
 _GPU = "GPU report of 2026-02-12"
 SCENARIOS = {
     scenario.name: scenario
@@ -131,9 +133,9 @@ SCENARIOS = {
             "rerank",
             "TPU v6e report of 2026-02-10",
             (
-                Way("packed", _RERANK),
-                Way("sequential", _RERANK, chunk=SEQUENTIAL),
-                Way("single", _RERANK, chunk=1),
+                Mode("packed", _RERANK),
+                Mode("sequential", _RERANK, chunk=SEQUENTIAL),
+                Mode("single", _RERANK, chunk=1),
             ),
             "sequential",
         ),
@@ -143,18 +145,18 @@ SCENARIOS = {
             "concurrency",
             "TPU v5e notes of 2026-01-27",
             tuple(
-                Way(f"{shape.items} x 180, {number:,} in flight", shape, 2000, in_flight=number)
+                Mode(f"{shape.items} x 180, {number:,} in flight", shape, 2000, in_flight=number)
                 for shape in (_ONE, _TEN)
                 for number in IN_FLIGHT
             ),
         ),
-        Scenario("poisson", "report on decode", (Way("Poisson 70/s", _TEN, rate=70.0),)),
+        Scenario("poisson", "report on decode", (Mode("Poisson 70/s", _TEN, rate=70.0),)),
         Scenario(
             "latency",
             "report on decode",
             (
-                Way("scoring", _ONE, count=20),
-                Way("prefill plus decode", _ONE, count=20, decodes=True),
+                Mode("scoring", _ONE, count=20),
+                Mode("prefill plus decode", _ONE, count=20, decodes=True),
             ),
             "prefill plus decode",
         ),
@@ -162,19 +164,21 @@ SCENARIOS = {
             "setwise",
             "100 sets of 10 candidates",
             (
-                Way("sets", Shape(2000, 0, 100, 210), candidates=10),
-                Way("single", Shape(2000, 0, 1000, 21), chunk=1),
+                Mode("sets", Shape(2000, 0, 100, 210), candidates=10),
+                Mode("single", Shape(2000, 0, 1000, 21), chunk=1),
             ),
             "single",
         ),
-        Scenario(TEXT, "real sentences, or --input", (), "sequential"),  # the ways depend on them
+        Scenario(
+            TEXT, "real sentences, or --input", (), "sequential"
+        ),  # `text_scenario` sets its modes
     )
 }
 
 
-def poisson_at(rate: float, seconds: float = 120.0) -> Way:
-    """Return the way of the scenario `poisson` at another rate."""
-    return Way(f"Poisson {rate:g}/s", _TEN, rate=rate, seconds=seconds)
+def poisson_at(rate: float, seconds: float = 120.0) -> Mode:
+    """Return the mode of the scenario `poisson` at another rate."""
+    return Mode(f"Poisson {rate:g}/s", _TEN, rate=rate, seconds=seconds)
 
 
 def text_scenario(path: Path) -> Scenario:
@@ -184,10 +188,10 @@ def text_scenario(path: Path) -> Scenario:
     """
     asks = [BenchRequest(line.query, line.items) for line in read_texts(path, "--input")]
     shape = Shape(0, 0, max(len(ask.items) for ask in asks), 0)
-    ways = [Way("packed", shape, len(asks))]
+    modes = [Mode("packed", shape, len(asks))]
     if shape.items > SEQUENTIAL:
-        ways.append(Way("sequential", shape, len(asks), chunk=SEQUENTIAL))
-    return replace(SCENARIOS[TEXT], source=path.name, ways=tuple(ways), asks=tuple(asks))
+        modes.append(Mode("sequential", shape, len(asks), chunk=SEQUENTIAL))
+    return replace(SCENARIOS[TEXT], source=path.name, modes=tuple(modes), asks=tuple(asks))
 
 
 class Draws:
@@ -201,32 +205,32 @@ class Draws:
         self._seed = seed
         self._vocab = vocab
 
-    def requests(self, scenario: Scenario, way: Way, number: int) -> list[BenchRequest]:
-        """Return the requests of a way's measurement with this number, already divided."""
+    def requests(self, scenario: Scenario, mode: Mode, number: int) -> list[BenchRequest]:
+        """Return the requests of a mode's measurement with this number, already divided."""
         every = scenario.asks
         if not every:
-            rng = self._rng(scenario.name, way.name, number)
-            static = self._ids(self._rng(scenario.name), way.shape.static)
-            total = way.sent if way.rate is not None else way.count
-            every = tuple(self._draw(rng, way, static) for _ in range(total))
-        divided = [part for ask in every for part in ask.chunks(way.chunk)]
-        return divided[: way.sent]
+            rng = self._rng(scenario.name, mode.name, number)
+            static = self._ids(self._rng(scenario.name), mode.shape.static)
+            total = mode.sent if mode.rate is not None else mode.count
+            every = tuple(self._draw(rng, mode, static) for _ in range(total))
+        divided = [part for ask in every for part in ask.chunks(mode.chunk)]
+        return divided[: mode.sent]
 
-    def arrivals(self, way: Way, number: int) -> np.ndarray:
+    def arrivals(self, mode: Mode, number: int) -> np.ndarray:
         """Return the times at which requests are due, in seconds from the start."""
-        assert way.rate is not None  # noqa: S101  (the caller's)
-        rng = self._rng("arrivals", way.name, number)
-        return np.cumsum(rng.exponential(1 / way.rate, size=way.requests))
+        assert mode.rate is not None  # noqa: S101  (the caller's)
+        rng = self._rng("arrivals", mode.name, number)
+        return np.cumsum(rng.exponential(1 / mode.rate, size=mode.requests))
 
-    def _draw(self, rng: np.random.Generator, way: Way, static: Ids) -> BenchRequest:
-        shape = way.shape
-        first = self._ids(rng, shape.static) if way.cold else static
+    def _draw(self, rng: np.random.Generator, mode: Mode, static: Ids) -> BenchRequest:
+        shape = mode.shape
+        first = self._ids(rng, shape.static) if mode.cold else static
         query = [*first, *self._ids(rng, shape.new)]
         items = [self._ids(rng, shape.item) for _ in range(shape.items)]
-        each = shape.item // way.candidates
-        for item in items if way.candidates > 1 else ():
-            item[each - 1 :: each] = [MARK] * way.candidates
-        return BenchRequest(query, items, way.candidates)
+        each = shape.item // mode.candidates
+        for item in items if mode.candidates > 1 else ():
+            item[each - 1 :: each] = [MARK] * mode.candidates
+        return BenchRequest(query, items, mode.candidates)
 
     def _ids(self, rng: np.random.Generator, length: int) -> Ids:
         ids: Ids = rng.integers(MARK + 1, self._vocab, length).tolist()

@@ -30,7 +30,7 @@ class HttpTarget:
 
     Attributes:
         server: what is known of it, with its scores of the sample once they are taken.
-        wrong: why ways have no right scores, by their names.
+        wrong: why the scores of a mode are wrong, by the mode's name.
     """
 
     def __init__(self, url: str, key: str | None, server: Measured, patience: float) -> None:
@@ -59,7 +59,7 @@ class HttpTarget:
 
 
 def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> HttpTarget:
-    """Find out what a server is by asking it.
+    """Find out which model and API a server has.
 
     Args:
         name: what the tables call it.
@@ -78,15 +78,18 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
         raise UsageError(f"--url {url}: {error}") from error
     with http:
         info = _get_json(http, "/info")
-        model = values.served_model or _first_model(http) or str(info.get("model_id", "default"))
+        data = _get_json(http, "/v1/models").get("data")
+        first = data[0] if isinstance(data, list) and data else {}
+        listed = str(first["id"]) if isinstance(first, dict) and "id" in first else None
+        model = values.served_model or listed or str(info.get("model_id", "default"))
         api = _answering(http, url, [values.api] if values.api else list(APIS), model)
     ours = info.get("gpuscore")
     ours = ours if isinstance(ours, dict) else {}
     facts = {name: info[name] for name in ("model_id", "model_dtype", "version") if info.get(name)}
     for fact in ("machine", "versions", "commit", "settings"):
         facts[fact] = UNKNOWN if ours.get(fact) is None else ours[fact]
-    told = ours.get("valid_token_ids")
-    vocab = values.vocab_size or (told if isinstance(told, int) else None)
+    reported = ours.get("valid_token_ids")
+    vocab = values.vocab_size or (reported if isinstance(reported, int) else None)
     dtype = str(info.get("model_dtype", UNKNOWN)).split(" ")[0]
     server = Measured(name, model, dtype, api, vocab=vocab, facts=facts)
     return HttpTarget(base, key, server, values.patience)
@@ -100,12 +103,6 @@ def _get_json(http: httpx.Client, path: str) -> dict[str, Any]:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _first_model(http: httpx.Client) -> str | None:
-    data = _get_json(http, "/v1/models").get("data")
-    first = data[0] if isinstance(data, list) and data else {}
-    return str(first["id"]) if isinstance(first, dict) and "id" in first else None
 
 
 def _answering(http: httpx.Client, url: str, names: Sequence[str], model: str) -> str:

@@ -90,16 +90,19 @@ SAMPLE, SAMPLE_IDS, SAMPLE_CONTEXT = "bench", 30_000, 512
 SAMPLE_CASES = ("short", "shared sub-prefixes", "query 1", "query 2", "query 3")
 TEXT = "text"  # the workload of real sentences, in the place of a size
 MANY = 500
-QUERIES, ITEMS = 24, 12  # further queries of a seed, and the items of each
-SHORTEST_QUERY, LENGTHS = 8, 8  # tokens of the shortest of them; number of lengths
+QUERIES = 24  # further random queries
+ITEMS = 12  # items of each of them
+SHORTEST_QUERY = 8  # tokens of the shortest of them
+LENGTHS = 8  # number of different lengths of them
 LONGEST_ITEM = 64
 SPARE = LONGEST_ITEM + 1  # tokens of the context that no query uses
 # Questions, each with sentences of this project's documentation; some sentences answer it.
 SENTENCES = Path(__file__).with_name("sentences.jsonl")
 # The workload of real sentences; the labels are the first two of these that are one token each.
 ANSWERS = (" yes", " no", "yes", "no", "Yes", "No")
-ASKED = "Does the sentence answer the question? Answer yes or no.\n"
-BEFORE, AFTER = ASKED + "Question: {}\nSentence: ", "\nAnswer:"
+INSTRUCTION = "Does the sentence answer the question? Answer yes or no.\n"
+BEFORE = INSTRUCTION + "Question: {}\nSentence: "
+AFTER = "\nAnswer:"
 PAGE = 48  # sentences of its long query
 LONG_LIST = 120  # items of one ranking
 
@@ -217,7 +220,8 @@ class _IdCases:
 
     def all(self) -> tuple[Case, ...]:
         """Return all cases; their order must not change, because it decides the random numbers."""
-        short, long = self._ids(12), self._ids(min(self.size.long_query, self.context - SPARE))
+        short = self._ids(12)
+        long = self._ids(min(self.size.long_query, self.context - SPARE))
         many = self._ids(min(self.size.query, self.context - SPARE))
         first, second, third = self.labels
         ragged = [[first], [second, second, third], [self.vocab - 1, 0]]
@@ -255,7 +259,8 @@ class _IdCases:
 
     def _heads(self) -> list[Ids]:
         """Return items with common beginnings, an item that begins another, and two equal items."""
-        long, other = self._ids(18), self._ids(9)
+        long = self._ids(18)
+        other = self._ids(9)
         items = [head + self._ids(1 + n) for head in (long, long[:9], other) for n in range(6)]
         return [*items, items[3]]
 
@@ -282,23 +287,23 @@ def _sentence_cases(tokenizer: "Tokenizer | None", vocab: int, context: int) -> 
         )
     texts = read_texts(SENTENCES, "sentences")
     every = [sentence for entry in texts for sentence in entry.items]
-    first, second = texts[0].query, texts[1].query
+    second = texts[1].query
     page = " ".join(every[:PAGE])
     questions = [f"Question: {entry.query}{AFTER}" for entry in texts[:4]]
-    before = f"{ASKED}Question: {second}{AFTER}"
+    before = f"{INSTRUCTION}Question: {second}{AFTER}"
     softmax = {"apply_softmax": True, "temperature": 2.5}
-    asked: list[tuple[str, str, list[str], dict[str, Any]]] = [
+    drafts: list[tuple[str, str, list[str], dict[str, Any]]] = [
         *(
             (f"question {number}", BEFORE.format(entry.query), _before_answers(entry.items), {})
             for number, entry in enumerate(texts, start=1)
         ),
-        ("long list", BEFORE.format(first), _before_answers(every[:LONG_LIST]), {}),
+        ("long list", BEFORE.format(texts[0].query), _before_answers(every[:LONG_LIST]), {}),
         ("page", f"{page}\n", questions, {}),
         ("item_first", before, [f"{sentence}\n" for sentence in every[:12]], {"item_first": True}),
         ("softmax", BEFORE.format(second), _before_answers(texts[1].items), softmax),
     ]
     cases = []
-    for name, query, items, how in asked:
+    for name, query, items, how in drafts:
         pairs = ((item, query) if "item_first" in how else (query, item) for item in items)
         prompts = [list(tokenizer.encode("".join(pair)).ids) for pair in pairs]
         label_ids = [[encoded[text][0] for text in labels]] * len(items)

@@ -1,7 +1,7 @@
-"""A LoRA adapter in peft's files, laid over the directory of its base model.
+"""Loads a LoRA adapter, saved by peft, together with its base model.
 
-The laid-over directory links to the base model's files and the adapter's, so that all readers see
-one model directory. The weights are merged as they are read (`backends/common/lora`).
+Makes a temporary directory of links to the files of both, so that all other code sees one model
+directory. The weights are merged when they are read (`backends/common/lora`).
 """
 
 import atexit
@@ -18,13 +18,13 @@ from gpuscore.models.files import architecture_name, is_file, read_object, shown
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."  # of all names in an adapter's file
+PREFIX = "base_model.model."  # begins all tensor names of an adapter
 HEAD = f"{PREFIX}score.weight"
-# Keys that change what an adapter computes, with the values that are merged.
-_MERGED: dict[str, tuple[Any, ...]] = {
+# Keys that change what an adapter computes, and the values that are supported.
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # The others change the base model's weights before training.
+    # Other methods change the base model's weights before training.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
     **dict.fromkeys(("fan_in_fan_out", "use_dora", "lora_bias", "use_qalora"), (None, False)),
     **dict.fromkeys(("layer_replication", "trainable_token_indices"), (None,)),
@@ -36,16 +36,16 @@ _MERGED: dict[str, tuple[Any, ...]] = {
 logger = logging.getLogger(__name__)
 
 
-def laid_over(base: Path, adapter: Path, model: str) -> Path:
-    """Return a directory with the files of both, which is removed when the process ends.
+def merged_directory(base: Path, adapter: Path, model: str) -> Path:
+    """Return a temporary directory with the files of both. It is removed when the process ends.
 
     Args:
         base: the base model's directory.
-        adapter: the adapter's, with adapter_config.json and adapter_model.safetensors.
+        adapter: a directory with adapter_config.json and adapter_model.safetensors.
         model: the base model as the user names it.
 
     Raises:
-        ConfigError: a file is missing or damaged, or the adapter is of a kind that is not merged.
+        ConfigError: a file is missing or damaged, or this kind of adapter is not supported.
     """
     settings = _read_settings(adapter)
     named = settings.get("base_model_name_or_path")
@@ -65,9 +65,8 @@ def laid_over(base: Path, adapter: Path, model: str) -> Path:
         (overlay / name).symlink_to((adapter / name).resolve())
     fields = _with_head(config, adapter) if settings.get("task_type") == "SEQ_CLS" else config
     (overlay / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    shutil.copystat(
-        base / "config.json", overlay / "config.json"
-    )  # a job that goes on compares them
+    # A batch job that is resumed compares the times of the files with those at its start.
+    shutil.copystat(base / "config.json", overlay / "config.json")
     return overlay
 
 
@@ -77,21 +76,21 @@ def _read_settings(adapter: Path) -> dict[str, Any]:
     if settings is None or not is_file(adapter / WEIGHTS):
         missing = CONFIG if settings is None else WEIGHTS
         raise ConfigError(f"--adapter {adapter} has no {missing}; supported: LoRA adapters of peft")
-    for key, merged in _MERGED.items():
-        if settings.get(key, merged[0]) not in merged:
+    for key, supported in _SUPPORTED.items():
+        if settings.get(key, supported[0]) not in supported:
             raise ConfigError(
-                f"{path}: {key} is {shown(settings[key])}; supported: {shown(merged[0])}; merge it "
-                "with peft's merge_and_unload and serve the result"
+                f"{path}: {key} is {shown(settings[key])}; supported: {shown(supported[0])}; merge "
+                "it with peft's merge_and_unload and serve the result"
             )
     return settings
 
 
 def _with_head(config: dict[str, Any], adapter: Path) -> dict[str, Any]:
-    """Return config.json of the base model with the classification head that the adapter has."""
+    """Return the base model's config.json, changed to a model with the adapter's head."""
     name = architecture_name(config)
     if not name.endswith("ForCausalLM"):
         return config
-    from safetensors import SafetensorError, safe_open  # torch's and JAX's processes have it anyway
+    from safetensors import SafetensorError, safe_open  # both backends import it, too
 
     try:
         with safe_open(adapter / WEIGHTS, framework="np") as file:

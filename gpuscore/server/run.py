@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 # thread works on texts or answers; the interpreter itself would have it wait for 0.005.
 SWITCH = 0.0005
 
-
 ModelLoad: TypeAlias = tuple[ServedModel, Callable[[], LoadedModel]]
 
 

@@ -48,13 +48,14 @@ class Pacer:
         """Return how many callbacks wait."""
         return len(self._waiting)
 
-    def take(self, cost: int) -> bool:
-        """Count work that costs `cost` and is done at once; return False if it must wait."""
+    def call(self, callback: Callable[[], None], cost: int = 1) -> None:
+        """Call `callback` now if this round has time for it, else in a later round."""
         if self._waiting or self._left <= 0:
-            return False
+            self.add(callback, cost)
+            return
         self._left -= cost
         self._plan()
-        return True
+        callback()
 
     def add(self, callback: Callable[[], None], cost: int = 1) -> None:
         """Call `callback` in a later round."""
@@ -90,7 +91,7 @@ class _Submission:
 
 
 class Bridge:
-    """The bridge from one event loop, on which all methods except `_done` run, to engines' threads.
+    """The bridge from one event loop, where all methods but `_on_done` run, to engines' threads.
 
     Args:
         engine: gets the requests.
@@ -101,25 +102,26 @@ class Bridge:
         self._engine = engine
         self._pacer = pacer
         self.loop = asyncio.get_running_loop()
-        self._going: list[_Submission] = []
-        self._coming: deque[_Submission] = deque()
+        self._outgoing: list[_Submission] = []
+        self._answered: deque[_Submission] = deque()
         self._waking = False
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Return the engine's result, or raise its error; if cancelled, the engine drops it."""
         call = _Submission(request, self.loop.create_future())
-        if not self._going:
+        if not self._outgoing:
             self.loop.call_soon(self._send)
-        self._going.append(call)
+        self._outgoing.append(call)
         try:
             return await call.answer
         finally:
             if call.future is not None and not call.future.done():
                 call.future.cancel()
+            call.future = None  # its callback refers to the call: a circle that keeps the result
 
     def _send(self) -> None:
-        calls = [call for call in self._going if not call.answer.done()]
-        self._going = []
+        calls = [call for call in self._outgoing if not call.answer.done()]
+        self._outgoing = []
         try:
             futures = self._engine.score_all([call.request for call in calls])
         except Exception as error:  # noqa: BLE001  (a bug; it must reach every waiting caller)
@@ -128,23 +130,19 @@ class Bridge:
             return
         for call, future in zip(calls, futures, strict=True):
             call.future = future
-            future.add_done_callback(partial(self._done, call))
+            future.add_done_callback(partial(self._on_done, call))
 
-    def _done(self, call: _Submission, _: "Future[ScoreResult]") -> None:
+    def _on_done(self, call: _Submission, _: "Future[ScoreResult]") -> None:
         """Have the answer delivered on the loop; called in the engine's thread that made it."""
-        self._coming.append(call)
+        self._answered.append(call)
         if not self._waking and not self.loop.is_closed():
             self._waking = True
             self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._waking = False  # cleared first, so that an answer that comes now wakes the loop again
-        while self._coming:
-            answer = partial(_resolve, self._coming.popleft())
-            if self._pacer.take(1):
-                answer()
-            else:
-                self._pacer.add(answer)
+        while self._answered:
+            self._pacer.call(partial(_resolve, self._answered.popleft()))
 
 
 def _resolve(call: _Submission) -> None:
@@ -158,25 +156,6 @@ ResultT = TypeVar("ResultT")
 
 PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
 ANSWERS = 16  # answers of the engine that a round of the event loop delivers
-
-
-class Trimmer:
-    """Gives memory back to the system after large requests, at most every PAUSE seconds.
-
-    Otherwise hundreds of megabytes would stay with the process after a burst of large bodies.
-    """
-
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
-
-    def used(self, size: int) -> None:
-        """Note the end of a request whose body, ids and answer may have had `size` bytes."""
-        if size >= LARGE and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._trim)
-
-    def _trim(self) -> None:
-        self._timer = None
-        asyncio.get_running_loop().run_in_executor(None, collect_and_trim)
 
 
 class ScoringService:
@@ -204,7 +183,7 @@ class ScoringService:
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
         self._text = TextScheduler(permits_here())
-        self.memory = Trimmer()
+        self._trim_timer: asyncio.TimerHandle | None = None
 
     @property
     def healthy(self) -> bool:
@@ -284,13 +263,24 @@ class ScoringService:
         """Run a function in a thread, in turns with other jobs; give it up if this is cancelled."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ResultT] = loop.create_future()
-
         job = self._text.submit(tenant or "", function, partial(_deliver, loop, answer), large)
         try:
             return await answer
         finally:
             self._text.give_up(job)
             del answer  # it holds the error, whose traceback holds this frame
+
+    def trim_after(self, size: int) -> None:
+        """Give memory back to the system soon after a request of `size` bytes, if it was large.
+
+        Otherwise hundreds of megabytes would stay with the process after a burst of large bodies.
+        """
+        if size >= LARGE and self._trim_timer is None:
+            self._trim_timer = asyncio.get_running_loop().call_later(PAUSE, self._trim)
+
+    def _trim(self) -> None:
+        self._trim_timer = None
+        asyncio.get_running_loop().run_in_executor(None, collect_and_trim)
 
     def close(self) -> None:
         self._text.close()

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic, sleep
+from time import monotonic
 from types import FrameType
 
 import uvicorn
@@ -81,7 +81,9 @@ class DrainingServer(uvicorn.Server):
         elif not self.force_exit:  # a second signal: do not wait for requests in flight
             self.force_exit = True
             self._forced_end = monotonic() + FORCED_ANSWERS
-            threading.Thread(target=self._exit_anyway, daemon=True).start()
+            timer = threading.Timer(FORCED_EXIT, os._exit, [EXIT_SIGNAL + self._signal])
+            timer.daemon = True
+            timer.start()
 
     async def on_tick(self, counter: int) -> bool:
         if await super().on_tick(counter):
@@ -127,7 +129,3 @@ class DrainingServer(uvicorn.Server):
             )
         elif first:
             self.say("gpuscore: stopping; no request is in flight")
-
-    def _exit_anyway(self) -> None:
-        sleep(FORCED_EXIT)
-        os._exit(EXIT_SIGNAL + self._signal)

@@ -40,18 +40,22 @@ def versions() -> dict[str, str]:
 def local_machine() -> dict[str, Any]:
     """Describe this machine's system, CPU and NVIDIA GPUs with their clocks.
 
-    Needs no framework; the description has no names of machines or users.
+    It needs neither torch nor JAX. The description holds no name of a machine or user.
     """
-    machine: dict[str, Any] = {"system": platform.system(), "cpu": _cpu(), "cores": os.cpu_count()}
-    clock = _of_cpu("cpu MHz")
+    cpu = _cpuinfo("model name") or platform.processor() or platform.machine()
+    machine: dict[str, Any] = {"system": platform.system(), "cpu": cpu, "cores": os.cpu_count()}
+    clock = _cpuinfo("cpu MHz")
     machine |= {"cpu_clock": f"{float(clock):.0f} MHz"} if clock else {}
     return machine | ({"gpus": _gpus()} if _gpus() else {})
 
 
 @cache
 def commit() -> str | None:
-    """Return the commit of the checkout that this package is imported from, or that its wheel was
-    built from, with "-dirty" if files in it were changed; None if it came from neither."""
+    """Return the commit that this package comes from; None if it is not known.
+
+    It is the commit of the checkout that the package is imported from, or that its wheel was built
+    from. "-dirty" at its end says that files were changed.
+    """
     root = Path(__file__).parents[2]
     built = root / "gpuscore" / "commit.txt"  # hatch_build.py
     if built.exists():
@@ -67,12 +71,8 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _cpu() -> str:
-    return _of_cpu("model name") or platform.processor() or platform.machine()
-
-
-def _of_cpu(name: str) -> str | None:
-    """Return a field of the first core, as Linux tells it."""
+def _cpuinfo(name: str) -> str | None:
+    """Return a field of the first core in Linux's /proc/cpuinfo; None if there is none."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith(name)), None)
@@ -83,12 +83,12 @@ _GPU_FIELDS = ("name", "clocks.max.sm", "clocks.max.memory", "power.limit", "dri
 
 @cache
 def _gpus() -> tuple[str, ...]:
-    """Return each GPU's name, highest clocks, limit of power and driver, by nvidia-smi."""
+    """Return each GPU's name, highest clocks, power limit and driver, as nvidia-smi shows them."""
     if shutil.which("nvidia-smi") is None:
         return ()
     command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):  # a driver that is broken tells nothing
+    except (OSError, subprocess.TimeoutExpired):  # the driver is broken
         return ()
     return tuple(done.stdout.splitlines()) if done.returncode == 0 else ()

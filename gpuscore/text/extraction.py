@@ -1,4 +1,4 @@
-"""Several scores in one item: the rows after each occurrence of one token, the extraction token."""
+"""Several scores in one item: one for each occurrence of the extraction token."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_ROWS, BackendLimits, Int32Array, Rows
 from gpuscore.types.request import Readouts
 
-MAX_SCORES = 2**22  # of all rows; an answer takes about twenty bytes for each
+MAX_SCORES = 2**22  # most scores of a request; an answer takes about twenty bytes for each
 
 
 def extraction_id(
@@ -19,8 +19,8 @@ def extraction_id(
     """Return the id of a request's extraction token.
 
     Raises:
-        InvalidRequest: it is not one token, the model does not have it, or a query of token ids
-            contains it.
+        InvalidRequest: the text is not one token, the model does not have the id, or a query of
+            token ids contains it.
     """
     param = "score_extraction_token"
     if inputs.item_first:
@@ -28,7 +28,7 @@ def extraction_id(
     if isinstance(token, str):
         ids = need_encoder(encoder, param).plain_ids(token).tolist()
         if len(ids) != 1:
-            raise InvalidRequest(f"{param} is {len(ids)} tokens, it must be one", param=param)
+            raise InvalidRequest(f"{param} is {len(ids)} tokens; it must be one", param=param)
         token = int(ids[0])
     else:
         param += "_id"
@@ -54,16 +54,17 @@ def check_query(token: int, query: Sequence[int] | Int32Array) -> None:
 def read_at(
     token: int, query: Int32Array, items: Sequence[Int32Array], labels: Sequence[Int32Array]
 ) -> tuple[Int32Array, tuple[Int32Array, ...], tuple[Int32Array, ...], Readouts]:
-    """Return query, items, labels and read-outs of a request that is scored at a token.
+    """Return query, items, labels and read-outs of a request with an extraction token.
 
-    All occurrences are in items: if the prefix that they share contains it, the query ends before.
+    All its occurrences end up in the items: if the query contains it, because the items share a
+    beginning, the rest of the query from there on is moved back to the items.
 
     Raises:
         TooManyLabels: the rows have more than MAX_SCORES labels in all.
     """
-    if len(found := np.flatnonzero(query == token)):
-        rest = query[found[0] :]
-        query = query[: found[0]]
+    if len(in_query := np.flatnonzero(query == token)):
+        rest = query[in_query[0] :]
+        query = query[: in_query[0]]
         items = [np.concatenate((rest, item)) for item in items]
     places = [np.flatnonzero(item == token).astype(np.int32) for item in items]
     pairs = [*zip(places, labels, strict=True)]

@@ -19,7 +19,7 @@ _ITEM = re.compile(r"(\w+)\[(\d+)\]")
 # "fail": an item that cannot be scored fails its request; "null": it gets no score.
 OnError: TypeAlias = Literal["fail", "null"]
 ON_ERROR = ("fail", "null")
-# Raised while the prompt of one item is made and checked; all others are of the whole request.
+# These errors may concern one item, when its prompt is built. All others fail the whole request.
 ITEM_ERRORS = (EmptyPrompt, InvalidRequest, NoExtractionToken, PromptTooLong, TokenIdOutOfRange)
 
 
@@ -70,7 +70,7 @@ class ItemErrors:
 
 
 class ItemsRefused(Exception):
-    """Some items cannot be scored: the request is to be built again from the others."""
+    """Some items cannot be scored. The caller must build the request again without them."""
 
 
 def check_on_error(on_error: str | None) -> bool:
@@ -81,12 +81,12 @@ def check_on_error(on_error: str | None) -> bool:
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a wrong value, for errors."""
+    """Return the type of a wrong value, as an error's text says it."""
     return "null" if value is None else f"of type {type(value).__name__}"
 
 
 def check_text(value: object, param: str) -> None:
-    """Raise InvalidRequest for a value that is no text, or that no tokenizer can read."""
+    """Raise InvalidRequest for a value that is not a text, or that no tokenizer can read."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{param} is {kind_of(value)}; it must be a text", param=param)
     try:
@@ -110,7 +110,7 @@ def checked_texts(values: Sequence[object], name: str, errors: ItemErrors | None
     for index, value in enumerate(values):
         try:
             check_text(value, f"{name}[{index}]")
-            texts.append(value)  # type: ignore[arg-type]  # it is a text
+            texts.append(value)  # type: ignore[arg-type]  # `check_text` passed
         except InvalidRequest as error:
             if errors is None:
                 raise
@@ -120,11 +120,11 @@ def checked_texts(values: Sequence[object], name: str, errors: ItemErrors | None
 
 
 def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
-    """Return an error of a request's part that names the item by its place in the whole request.
+    """Return an error whose item is named by its index in the whole request.
 
     Args:
-        error: may name an item, as in `items[3]`.
-        places: the places of the part's items in the whole request.
+        error: an error of one part of the request; it may name an item, as in `items[3]`.
+        places: the indices in the whole request of that part's items.
     """
     match = _ITEM.fullmatch(error.param or "")
     if error.param is None or match is None or int(match[2]) >= len(places):

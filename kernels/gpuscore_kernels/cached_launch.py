@@ -1,10 +1,10 @@
-"""Launches Triton kernels with less work of the host than Triton's own launch.
+"""Launches Triton kernels with less host time than Triton's own launch.
 
 At every launch Triton looks up the compiled code by a key of all arguments' types, alignments and
-values, which takes some tens of microseconds of Python. A `CachedLaunch` fixes the compile-time
-arguments, so its key is smaller: only what else can differ. Two launches with equal keys, and
-numbers of the same types, would have equal keys in Triton, too. If only addresses differ from the
-latest launch, no key is made. Triton's C function launches the code that was found.
+values. That takes tens of microseconds of Python. A `CachedLaunch` fixes the compile-time
+arguments, so its key holds only the arguments that can still differ. If two launches have equal
+keys here, and numbers of the same types, their keys in Triton are equal, too. If only addresses
+differ from the latest launch, no key is made at all. Triton's C function then launches the code.
 """
 
 import copy
@@ -27,30 +27,32 @@ WORD = 2**31  # Triton passes an integer of this size or more as int64
 address = Tensor.data_ptr
 dtype = operator.attrgetter("dtype")
 
-# How to launch compiled code: the C function; its arguments between the stream and the kernel's
-# arguments; whether it takes the kernel's arguments as one tuple; and the compile-time arguments,
-# which follow the kernel's others.
+# What it takes to launch compiled code:
+# - the C function,
+# - the arguments that it takes after the stream and before the kernel's arguments,
+# - whether it takes the kernel's arguments as one tuple,
+# - the compile-time arguments, which are the kernel's last ones.
 Code: TypeAlias = tuple[Callable[..., None], tuple[object, ...], bool, tuple[object, ...]]
 
-# Decorates a function that makes a `CachedLaunch`: it runs once for each choice of arguments. Like
-# Triton, it distinguishes True from 1, but not inside of tuples.
+# Decorates a function that makes a `CachedLaunch`: it then runs once for each choice of arguments.
+# True and 1 are different arguments, as in Triton, except inside a tuple.
 chosen_once = functools.lru_cache(maxsize=None, typed=True)
 
-# The latest launch before the first one. No launch equals it, because numbers are never None.
+# `_latest` before the first launch. It never matches, because numbers are never None.
 _NEVER = None, None, None, None, ()
 
 
 class CachedLaunch:
     """Launches one kernel with one choice of compile-time arguments, and remembers compiled code.
 
-    Make it in a function under `chosen_once`, so that there is one for each choice.
+    Create it in a function that `chosen_once` decorates, so that each choice has one object.
 
     Args:
         kernel: a function decorated with `triton.jit`, whose arguments are tensors, then numbers,
             then compile-time constants.
         constants: compile-time arguments by name.
         options: num_warps and num_stages.
-        unspecialized: how many of the first numbers are in `do_not_specialize`: 0 or 1.
+        unspecialized: 1 if the first number is in the kernel's `do_not_specialize`, else 0.
         dtypes: indices of the tensors whose dtypes are part of the key. The caller has checked
             that these and the constants decide the other tensors' dtypes.
     """
@@ -67,7 +69,7 @@ class CachedLaunch:
         self.kernel = kernel
         self.constants = constants
         self.options = options
-        # The numbers whose values Triton compiles separate code for.
+        # Triton compiles separate code for some values of these numbers.
         self._specialized = operator.itemgetter(slice(unspecialized, None))
         self._fit = _fits(unspecialized)
         self._dtypes = _dtypes_at(dtypes)
@@ -80,7 +82,7 @@ class CachedLaunch:
     ) -> None:
         """Launch on the current stream.
 
-        Unlike Triton, it does not check that tensors are on the device if the code is known.
+        Unlike Triton, a launch of known code does not check that its tensors are on the device.
 
         Args:
             grid: numbers of programs.
@@ -89,18 +91,18 @@ class CachedLaunch:
         places = [*map(address, tensors)]
         runtime = knobs.runtime
         active = self._driver
-        # With these hooks a profiler observes Triton's own launches.
+        # A profiler sets these hooks to observe Triton's own launches.
         if active is None or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
             self._by_triton(grid, places, tensors, numbers)
             return
         device = active.get_current_device()
         # Launches for the layers of one pass differ only in addresses, so they need no new key.
-        before, dtypes, its_device, code, tail = self._latest
+        last_numbers, last_dtypes, last_device, code, tail = self._latest
         if (
-            numbers != before
+            numbers != last_numbers
             or gcd(ALIGNMENT, *places) != ALIGNMENT
-            or self._dtypes(tensors) != dtypes
-            or device != its_device
+            or self._dtypes(tensors) != last_dtypes
+            or device != last_device
         ):
             code = self.codes.get(self.key(places, tensors, numbers, device))
             if code is None:
@@ -146,11 +148,11 @@ class CachedLaunch:
         numbers: tuple[Number, ...],
         device: int,
     ) -> tuple[object, ...]:
-        """Return a key that differs whenever Triton's differs, for equal constants and options.
+        """Return a key that differs whenever Triton's key would.
 
-        It leaves out the types of numbers, so callers must always pass a number as the same type.
-        If they do not, Triton's launcher converts an integer to the float that the code takes, and
-        raises TypeError for a float in place of an integer.
+        The key does not hold the types of numbers, so callers must pass each number as one type.
+        Otherwise Triton's launcher converts an integer to the float that the code takes, and raises
+        TypeError for a float in place of an integer.
         """
         aligned = functools.reduce(operator.or_, places) % ALIGNMENT == 0
         return (
@@ -176,16 +178,15 @@ def row_launch(
 def c_function(
     launcher: Any, function: int, metadata: object
 ) -> tuple[Callable[..., None], tuple[object, ...], bool]:
-    """Return the C function that a launcher of Triton's calls, and how to call it directly.
+    """Return the C function that a Triton launcher calls, and how to call it directly.
 
     A launcher adds arguments of its own, in an order that depends on Triton's version. To learn
-    them, a copy of the launcher is called once with a Python function that notes its arguments in
-    place of the C function.
+    them, this calls a copy of the launcher in which a Python function replaces the C function and
+    records its arguments.
 
     Returns:
-        The function, its arguments between the stream and the kernel's, and whether it takes the
-        kernel's as one tuple. The function is the launcher itself if that does more than call the
-        C function: because it allocates memory for the code, or because it is not Triton's.
+        The first three values of `Code`. The function is the launcher itself if that does more than
+        call the C function: because it allocates scratch memory, or because it is not Triton's.
 
     Raises:
         RuntimeError: the arguments have an unknown order.
@@ -194,20 +195,20 @@ def c_function(
     sizes = [getattr(launcher, f"{name}_scratch_size", None) for name in ("global", "profile")]
     if sizes != [0, 0]:
         return launcher, first, False
-    noted: list[tuple[object, ...]] = []
-    twin = copy.copy(launcher)
-    twin.launch = lambda *arguments: noted.append(arguments)
-    where = (1, 1, 1, 0)
+    recorded: list[tuple[object, ...]] = []
+    launcher_copy = copy.copy(launcher)
+    launcher_copy.launch = lambda *arguments: recorded.append(arguments)
+    grid_and_stream = (1, 1, 1, 0)
     argument = object()
-    twin(*where, *first, argument)
-    (arguments,) = noted
+    launcher_copy(*grid_and_stream, *first, argument)
+    (arguments,) = recorded
     nested = arguments[-1] == (argument,)
-    if arguments[:4] != where or not (nested or arguments[-1] is argument):
+    if arguments[:4] != grid_and_stream or not (nested or arguments[-1] is argument):
         raise RuntimeError(f"Triton's launcher calls its function in C with {arguments}")
     return launcher.launch, arguments[4:-1], nested
 
 
-# The functions returned below run at every launch, so each does only what its key needs.
+# The functions below return functions that run at every launch, so those are specialized.
 
 
 def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
@@ -221,9 +222,9 @@ def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
 
 
 def _fits(unspecialized: int) -> Callable[[tuple[Number, ...]], object]:
-    """Return a function that tells if the first number, when it is unspecialized, fits 32 bits."""
+    """Return a function that tells whether the unspecialized number, if any, fits 32 bits."""
     return (lambda numbers: -WORD <= numbers[0] < WORD) if unspecialized else _nothing
 
 
 def _nothing(_: Sequence[object]) -> None:
-    """Return None, the part of a key in which launches cannot differ."""
+    """Return None: this part of the key is the same for all launches of the kernel."""

@@ -165,7 +165,7 @@ def test_the_whole_context_is_usable(tiny_model, rng):
 def test_variants_of_a_family(tiny_model, rng, family, overrides):
     directory, model = tiny_model(family, **overrides)
     query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (1, 6, 7)]
-    with Scorer(str(directory), max_batch_tokens=512) as scorer:
+    with Scorer(str(directory), max_batch_tokens=64) as scorer:
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
         check(model, scorer, [query + i for i in items], result)
 
@@ -176,9 +176,9 @@ QWEN_WINDOW = {"use_sliding_window": True, "max_window_layers": 1}
 @pytest.mark.parametrize(
     ("family", "overrides", "window"),
     [
-        *(("gemma2", {}, window) for window in (9, 80)),
-        *(("gemma3", {}, window) for window in (1, 33)),
-        *slow(*(("gemma2", {}, window) for window in (1, 33, 400))),
+        ("gemma2", {}, 33),
+        ("gemma3", {}, 1),
+        *slow(*(("gemma2", {}, window) for window in (1, 400))),
         *slow(*(("gemma3", {}, window) for window in (9, 80, 400))),
         # These have windows by the same rules as Gemma, without special cases.
         ("mistral", {}, 80),
@@ -198,21 +198,26 @@ def test_sliding_windows(tiny_model, rng, family, overrides, window):
             check(model, scorer, prompts, result)
 
 
+# `most` is our mean error over transformers'. Rounding wherever transformers does costs qwen3 0.86;
+# with other families this ratio differs more from one set of prompts to the next.
 @pytest.mark.parametrize(
-    ("family", "dtype", "backend"),
+    ("family", "dtype", "backend", "most"),
     [
-        ("qwen3", "bfloat16", "torch"),
-        *slow(("qwen3", "float16", "torch")),
-        ("qwen3_5", "bfloat16", "torch"),
-        *slow(*((family, "bfloat16", "torch") for family in ("gemma", "gemma2", "gemma3"))),
-        pytest.param("qwen3", "bfloat16", "jax", marks=[needs_jax, pytest.mark.slow]),
+        ("qwen3", "bfloat16", "torch", 0.82),
+        *slow(("qwen3", "float16", "torch", 0.95)),
+        ("qwen3_5", "bfloat16", "torch", 0.95),
+        *slow(*((family, "bfloat16", "torch", 0.95) for family in ("gemma", "gemma2", "gemma3"))),
+        pytest.param("qwen3", "bfloat16", "jax", 0.95, marks=[needs_jax, pytest.mark.slow]),
     ],
 )
-def test_half_precision_errs_less_than_transformers(tiny_model, rng, family, dtype, backend):
+def test_half_precision_errs_less_than_transformers(tiny_model, rng, family, dtype, backend, most):
     """The error is against float32 on the same prompts: its mean, median, p99 and max."""
     directory, model = tiny_model(family)
-    query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 100)]
-    prompts = [query + i for i in items]
+    requests = [
+        (random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 15)])
+        for _ in range(16)  # the errors of one query's items go together
+    ]
+    prompts = [query + item for query, items in requests for item in items]
     exact = by_length(model, prompts)[:, LABELS]
     rounded = (
         type(model)
@@ -221,14 +226,17 @@ def test_half_precision_errs_less_than_transformers(tiny_model, rng, family, dty
     )
     theirs = np.abs(by_length(rounded, prompts)[:, LABELS] - exact)
     with Scorer(str(directory), backend=backend, dtype=dtype, max_batch_tokens=512) as scorer:
-        result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
-    ours = np.abs(result.logprobs - exact)
-    assert ours.mean() <= 0.95 * theirs.mean()
+        options = {"label_token_ids": LABELS, "logprobs": True}
+        logprobs = np.concatenate(
+            [scorer.score(*request, **options).logprobs for request in requests]
+        )
+    ours = np.abs(logprobs - exact)
+    assert ours.mean() <= most * theirs.mean()
     for q in (50, 99, 100):
         assert np.percentile(ours, q) <= 1.25 * np.percentile(theirs, q)
     bound = 2 * np.percentile(theirs, 100)
     first = exact[:, 0]
     clear = first[:, None] - first[None, :] > 2 * bound
-    inverted = result.logprobs[:, 0][:, None] < result.logprobs[:, 0][None, :]
+    inverted = logprobs[:, 0][:, None] < logprobs[:, 0][None, :]
     assert clear.any()
     assert not (clear & inverted).any()

@@ -124,18 +124,14 @@ def test_the_known_batch_of_each_bucket_fills_it(most, rows_per_tile):
 def test_places_do_not_overlap(sizes):
     places = Places.of(sizes, partial(table_places, 3))
     used = np.zeros(places.end, int)
-    for part, count in (
-        (places.tokens, sizes.tokens),
-        (places.positions, sizes.tokens),
-        (places.slots, sizes.tokens),
-        (places.scored, sizes.scored),
-    ):
+    counts = (sizes.tokens,) * 3 + (sizes.scored, 1, 1)
+    for part, count in zip(places.arrays.slices, counts, strict=True):
         assert part.stop - part.start == count
         used[part] += 1
     for table in places.tables:
         used[table.start : table.end] += 1
     assert used.max() == 1
-    starts = [part.start for part in (places.tokens, places.positions, places.slots)]
+    starts = [part.start for part in places.arrays.slices]
     starts += [table.start for table in places.tables]
     assert all(start % 16 == 0 for start in starts)  # in int32 words: kernels want aligned starts
 

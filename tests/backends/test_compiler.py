@@ -81,7 +81,7 @@ def test_a_defect_is_found_at_start(tiny_model, monkeypatch, owner, name, family
 
     monkeypatch.setattr(owner, name, off)
     dtype = "float32" if owner is DeltaFunctions else "bfloat16"
-    with pytest.raises(ConfigError, match=r"--compile on, .* computes something else than the ref"):
+    with pytest.raises(ConfigError, match=r"--compile on, .* differs from the ref"):
         Scorer(str(tiny_model(family)[0]), compile="on", dtype=dtype).close()
 
 

@@ -44,8 +44,8 @@ def test_a_device_that_cannot_be_used_is_an_error_with_its_remedy(unusable):
     assert str(refusal.value) == (
         f"--device auto: this machine has an NVIDIA device, {unusable}/nvidia0, that cannot be "
         "used: The NVIDIA driver on your system is too old (found version 12040); CUDA 13.0 needs "
-        "a driver of version 580 or newer, whose libraries the dynamic linker finds; make it "
-        "usable, or choose --device cpu"
+        "a driver of version 580 or newer, with its libraries where the dynamic linker finds them; "
+        "make it usable, or choose --device cpu"
     )
     with pytest.raises(ConfigError, match=r"--device cuda.*too old.*580 or newer"):
         choose_device("cuda")

@@ -24,22 +24,25 @@ SEEDS = range(6)
 
 def random_tables(seed):
     batch = random_batch(np.random.default_rng(seed), SLOTS, PAGE)
-    return batch, divided(padded(batch, SIZES, PAGE, wanted=2), SIZES)
+    return batch, divided(padded(batch, SIZES, PAGE, statistics=2), SIZES)
 
 
 def by_tile(tiles, count):
     """Yield each tile's rows, and the blocks of the batch that it reads."""
     rows = SIZES.tiling.rows
     for index in range(-(-count // rows)):
-        start, stop = tiles.bounds.own_start[index], tiles.bounds.own_stop[index]
+        start, stop = tiles.bounds.block_start[index], tiles.bounds.block_stop[index]
         yield tiles.rows.place[index * rows : (index + 1) * rows], tiles.blocks[start:stop].tolist()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tiles_read_the_blocks_that_their_rows_see(seed):
     batch, tables = random_tables(seed)
-    seen, keys = visible_rows(batch), SIZES.tiling.own_keys
-    for tiles, count in ((tables.every, batch.num_tokens), (tables.scored, len(batch.score_rows))):
+    seen, keys = visible_rows(batch), SIZES.tiling.batch_keys
+    for tiles, count in (
+        (tables.all_rows, batch.num_tokens),
+        (tables.scored, len(batch.score_rows)),
+    ):
         for rows, blocks in by_tile(tiles, count):
             wanted = np.flatnonzero(seen[np.unique(rows)].any(axis=0)) // keys
             assert blocks == np.unique(wanted).tolist()
@@ -72,7 +75,7 @@ def test_runs_are_the_kept_slots(seed):
 def test_prefixes_have_their_pages(seed):
     batch, tables = random_tables(seed)
     segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))
-    for row, request in enumerate(tables.every.rows.request[: batch.num_tokens]):
+    for row, request in enumerate(tables.all_rows.rows.request[: batch.num_tokens]):
         original = batch.request_of[segment_of[row]]
         length = batch.prefix_lens[original]
         if request < 0:
@@ -127,7 +130,7 @@ def test_what_fits_is_not_divided():
 def test_labels_without_room_are_left_out():
     segment = Segment(int32([1]), 0, 0, label_ids=int32(range(3000)))
     batch = pack([segment, replace(segment, label_ids=int32([7]))], [Prefix(0, int32([]))])
-    tables = divided(padded(batch, SIZES, PAGE, wanted=0), SIZES)
+    tables = divided(padded(batch, SIZES, PAGE, statistics=0), SIZES)
     assert int(tables.numbers.labels[0]) == SIZES.labels == len(tables.label_ids) == 2048
     assert tables.label_ids.tolist() == list(range(2048))
 

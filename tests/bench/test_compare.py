@@ -44,11 +44,11 @@ def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
 
 
 def cells(out):
-    """Return the cells of printed tables by way, server and column, all within 120 columns."""
+    """Return the cells of printed tables by mode, server and column, all within 120 columns."""
     found, head = {}, []
     for line in out.split("(medians")[0].splitlines():
         parts = re.split(" {2,}", line)
-        if parts[0] == "way":
+        if parts[0] == "mode":
             head = parts
         elif len(parts) == len(head) > 0:
             assert len(line) <= 120

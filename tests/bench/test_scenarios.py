@@ -24,9 +24,9 @@ from gpuscore.measure.workload import SENTENCES
 VOCAB = 5000
 
 
-def requests(name, way, number=0, seed=1):
+def requests(name, mode, number=0, seed=1):
     scenario = SCENARIOS[name]
-    (chosen,) = [candidate for candidate in scenario.ways if candidate.name == way]
+    (chosen,) = [candidate for candidate in scenario.modes if candidate.name == mode]
     return Draws(seed, VOCAB).requests(scenario, chosen, number)
 
 
@@ -41,7 +41,7 @@ def test_a_default_server_admits_as_many_as_are_in_flight():
 
 
 @pytest.mark.parametrize(
-    ("name", "way", "count", "query", "items", "item"),
+    ("name", "mode", "count", "query", "items", "item"),
     [
         ("rerank", "packed", 1, 2000, 500, 20),
         ("rerank", "sequential", 16, 2000, 32, 20),
@@ -56,9 +56,13 @@ def test_a_default_server_admits_as_many_as_are_in_flight():
         ("setwise", "single", 1000, 2000, 1, 21),
     ],
 )
-def test_lengths_are_those_of_the_reports(name, way, count, query, items, item):
-    drawn = requests(name, way)
-    assert len(drawn) == count
+def test_lengths_are_those_of_the_reports(name, mode, count, query, items, item):
+    scenario = SCENARIOS[name]
+    (chosen,) = [candidate for candidate in scenario.modes if candidate.name == mode]
+    assert chosen.sent == chosen.requests == count
+    (some,) = [few for few in scenario.scaled(0.02).modes if few.name == mode]
+    drawn = Draws(1, VOCAB).requests(scenario, some, 0)
+    assert len(drawn) == some.sent
     assert {len(request.query) for request in drawn} == {query}
     assert len(drawn[0].items) == items
     assert {len(ids) for request in drawn for ids in request.items} == {item}
@@ -81,9 +85,9 @@ def test_sets_are_read_after_each_candidate():
 
 def test_nothing_is_drawn_twice_except_static_tokens():
     every = []
-    for way in ("packed", "sequential"):
+    for mode in ("packed", "sequential"):
         for number in (0, 1):
-            every.append(requests("rerank", way, number))
+            every.append(requests("rerank", mode, number))
     queries = [tuple(drawn[0].query) for drawn in every]
     assert len({query[:100] for query in queries}) == 1, "the static tokens"
     assert len({query[100:120] for query in queries}) == 4
@@ -103,8 +107,8 @@ def test_every_server_gets_the_same_and_every_seed_others():
 
 
 def test_arrivals_are_of_a_poisson_process():
-    (way,) = SCENARIOS["poisson"].ways
-    times = Draws(3, VOCAB).arrivals(way, 0)
+    (mode,) = SCENARIOS["poisson"].modes
+    times = Draws(3, VOCAB).arrivals(mode, 0)
     gaps = np.diff(times)
     assert len(times) == 8400
     assert gaps.mean() == pytest.approx(1 / 70, rel=0.05)
@@ -114,18 +118,18 @@ def test_arrivals_are_of_a_poisson_process():
 def test_scale_leaves_out_requests_and_shortens_none():
     scenario = SCENARIOS["rerank"].scaled(0.1)
     sizes = {}
-    for way in scenario.ways:
-        asks = Draws(1, VOCAB).requests(scenario, way, 0)
-        sizes[way.name] = (len(asks), way.requests, len(asks[0].items), len(asks[0].query))
+    for mode in scenario.modes:
+        asks = Draws(1, VOCAB).requests(scenario, mode, 0)
+        sizes[mode.name] = (len(asks), mode.requests, len(asks[0].items), len(asks[0].query))
     assert sizes == {
         "packed": (1, 1, 500, 2000),
         "sequential": (4, 16, 32, 2000),
         "single": (50, 500, 1, 2000),
     }
-    (poisson,) = SCENARIOS["poisson"].scaled(0.1).ways
+    (poisson,) = SCENARIOS["poisson"].scaled(0.1).modes
     assert (poisson.sent, poisson.requests) == (840, 8400)
     assert len(Draws(1, VOCAB).requests(SCENARIOS["poisson"], poisson, 0)) == 840
-    assert SCENARIOS["poisson"].scaled(0.001).ways[0].sent == 70, "those of a second"
+    assert SCENARIOS["poisson"].scaled(0.001).modes[0].sent == 70, "those of a second"
 
 
 def test_texts_of_ones_own(tmp_path):
@@ -133,7 +137,7 @@ def test_texts_of_ones_own(tmp_path):
     lines = [{"query": f"q{n}", "items": [f"i{n}.{i}" for i in range(40)]} for n in range(2)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     scenario = text_scenario(path)
-    packed, sequential = (Draws(1, VOCAB).requests(scenario, way, 0) for way in scenario.ways)
+    packed, sequential = (Draws(1, VOCAB).requests(scenario, mode, 0) for mode in scenario.modes)
     assert [len(request.items) for request in packed] == [40, 40]
     assert [len(request.items) for request in sequential] == [32, 8, 32, 8]
     assert packed[1] == BenchRequest("q1", lines[1]["items"])
@@ -142,8 +146,8 @@ def test_texts_of_ones_own(tmp_path):
 def test_real_sentences_are_shipped():
     """24 questions with 10 sentences each, none of them twice; no request is worth dividing."""
     scenario = text_scenario(SENTENCES)
-    assert [way.name for way in scenario.ways] == ["packed"]
-    asks = Draws(1, VOCAB).requests(scenario, scenario.ways[0], 0)
+    assert [mode.name for mode in scenario.modes] == ["packed"]
+    asks = Draws(1, VOCAB).requests(scenario, scenario.modes[0], 0)
     every = [item for ask in asks for item in ask.items]
     assert (len(asks), len(every), len(set(every))) == (24, 240, 240)
     assert all(isinstance(item, str) and item.endswith(".") for item in every)

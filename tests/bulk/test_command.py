@@ -65,8 +65,8 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--output", "out.csv"], "--output out.csv: of JSON lines, it must end with .jsonl"),
-        (["--output", "out.parquet"], "of JSON lines, it must end with .jsonl"),
+        (["--output", "out.csv"], "--output out.csv: for JSON lines it must end with .jsonl"),
+        (["--output", "out.parquet"], "for JSON lines it must end with .jsonl"),
         (["--input", "none.jsonl"], "none.jsonl: No such file or directory"),
         (["--apply-softmax"], "--apply-softmax needs --labels"),
         (["--query-column", "item"], "--query-column and --item-column are both item"),
@@ -127,7 +127,7 @@ ROWS = make_rows(30)
     [
         (["--item-column", "text"], " has no column text; it has ['id', 'query', 'item']"),
         (["--query-column", "text"], " has no column text; it has ['id', 'query', 'item']"),
-        (["--scores-column", "id"], "has a column id already; --scores-column names another"),
+        (["--scores-column", "id"], "has a column id already; choose another with --scores-column"),
     ],
 )
 def test_refused_with_the_columns_that_are_there(tmp_path, capsys, kind, flags, message):
@@ -269,10 +269,10 @@ def test_requests_for_several_rows_of_a_text(tmp_path):
     ]
     source, output = write_jsonl(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     asked = ["--requests", "--input", str(source), "--output", str(output)]
-    assert main(["batch", "demo", *asked, *QUICK]) == 0
+    assert programs.run("batch", "demo", *asked, *QUICK).returncode == 0
     scored, completed = (line["response"]["body"] for line in read_jsonl(output))
     (token,) = encoder().plain_ids(".\n").tolist()
-    with Scorer("demo", threads=1) as scorer:
+    with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         rows = scorer.score(query, items, labels=["yes", "no"], extraction_token_id=token)
         after = scorer.logprobs(prompt, ids)
     assert [*map(len, scored["scores"])] == np.diff(rows.offsets).tolist() == [2, 1]

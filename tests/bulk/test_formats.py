@@ -123,8 +123,8 @@ def test_probabilities_over_the_whole_vocabulary(tmp_path):
 
 REFUSED = {
     "no suffix": ("in.txt", "x", {}, "supported: files that end with"),
-    "a name twice": ("in.csv", "query,item,item\n", {}, "a name twice"),
-    "no header": ("in.csv", "", {}, "no header"),
+    "a name twice": ("in.csv", "query,item,item\n", {}, "two equal names"),
+    "no header": ("in.csv", "", {}, "not the header"),
     "no Parquet": ("in.parquet", "PAR1", {}, "cannot be read as Parquet"),
     "no prompts": ("in.jsonl", "", {"labels": None}, "--labels is missing"),
 }

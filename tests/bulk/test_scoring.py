@@ -189,7 +189,7 @@ def test_a_row_that_ends_every_engine_is_bad_and_the_others_are_scored(tmp_path)
     assert scored(tmp_path, troubled(lose)) == {ROWS[17]["id"]}
     assert losses[-3:] == [1, 1, 1]
     (bad,) = read_jsonl(tmp_path / "out.jsonl.bad.jsonl")
-    assert bad["reason"] == "internal_error: the engine was lost 3 times while it had this row"
+    assert bad["reason"] == "internal_error: the engine ended 3 times while it had this row"
 
 
 def test_what_was_in_flight_beside_a_deadly_row_is_not_blamed(tmp_path):

@@ -27,7 +27,7 @@ BAD = {"id": 25, "query": "q", "item": None}
 ENDS = {
     "write": "gpuscore.commands.bulk.command.write_output",
     "publish": "gpuscore.commands.bulk.command.publish",
-    "renamed": "gpuscore.commands.bulk.work.WorkFolder.remove",
+    "renamed": "gpuscore.commands.bulk.work.JobFolder.remove",
 }
 
 

@@ -17,7 +17,7 @@ from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shards import Shard
-from gpuscore.backends.torch import backend, operators, plan
+from gpuscore.backends.torch import backend, plan
 from gpuscore.backends.torch.kernels import why_not_gated_product
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import ModelConfig
@@ -72,8 +72,8 @@ def inside(monkeypatch):
 @pytest.mark.parametrize(("fewest", "seen"), [(1, [59, 59, 3]), (59, [59, 59]), (60, [])])
 def test_scores_are_the_models_with_enough_rows(tiny_model, inside, monkeypatch, fewest, seen):
     directory, model = tiny_model("qwen3")
-    assert operators.FEWEST_ROWS == 1000
-    monkeypatch.setattr(operators, "FEWEST_ROWS", fewest)
+    assert backend.FEWEST_ROWS == 1000
+    monkeypatch.setattr(backend, "FEWEST_ROWS", fewest)
     query, items = list(range(5, 40)), [[7], [9, 11, 399], [8] * 20]
     with Scorer(str(directory), device="cpu") as scorer:
         assert set(inside[:3]) == {370, 220}, "of the check at start's batches the larger ones"

@@ -82,7 +82,7 @@ def test_equal_bundles_pass(recorded, capsys, tmp_path):
     assert compare(a, b, "--report", str(report)) == 0
     shown = capsys.readouterr().out
     assert f"ok    {b} against {a}, float32: max |d log p|" in shown
-    assert f"ok    {a}, packing: alone and in company" in shown
+    assert f"ok    {a}, packing: alone and among others" in shown
     assert "tau-b" in report.read_text()
     (scored,) = read_bundle(a).servers
     assert scored.facts["device"] == "cpu"
@@ -135,7 +135,7 @@ def anew(**changes):
         (lambda text: text.replace("bundle 3", "bundle 2"), "its format is not"),
         (anew(values=None), "missing required field `values`"),
         (anew(values=[[0, 0, 0]]), "the scores of softmax are (1, 3), not (1, 2)"),
-        (anew(mass=[0.5]), "the label mass of softmax does not belong to it"),
+        (anew(mass=[0.5]), "the label mass of softmax does not fit its items"),
     ],
 )
 def test_what_is_none_is_refused(made, tmp_path, capsys, change, message):

@@ -118,7 +118,7 @@ class TestReference:
         [
             (("gpu", "--reference", "exact", "float32"), "at most one for each other dtype"),
             (("gpu", "--reference", "int8", "rounded"), "without quantization"),
-            (("gpu",), "one bundle has nothing to be compared with"),
+            (("gpu",), "nothing to compare with"),
         ],
     )
     def test_a_reference_that_is_none(self, words, message, capsys):

@@ -7,6 +7,7 @@ import pytest
 from gpuscore.config import EngineConfig
 from gpuscore.dialects.served import Backlog
 from gpuscore.errors import Overloaded
+from gpuscore.server.http.admission import soonest
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 
@@ -57,6 +58,9 @@ def test_retry_after_is_the_time_that_the_backlog_takes(rate, seconds):
     with pytest.raises(Overloaded) as refused:
         counted.admit(request(1))
     assert refused.value.retry_after == seconds
+    # Of several models it is the first to have time; with none, the least there is.
+    assert soonest([counted]) == seconds
+    assert soonest([counted, backlog()]) == soonest([backlog(), counted]) == soonest([]) == 1
 
 
 def test_a_small_request_does_not_wait_for_all_of_a_large_one():

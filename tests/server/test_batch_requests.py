@@ -52,9 +52,9 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--labels", "yes,no"), "--requests excludes --labels"),
-        (("--output", "out.parquet"), "of JSON lines, it must end with .jsonl"),
-        (("--input", "in.csv"), "requests are JSON lines"),
+        (("--labels", "yes,no"), "--requests and --labels exclude each other"),
+        (("--output", "out.parquet"), "for JSON lines it must end with .jsonl"),
+        (("--input", "in.csv"), "--requests needs JSON lines"),
     ],
 )
 def test_requests_exclude_the_flags_of_tables(tmp_path, flags, message):

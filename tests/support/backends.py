@@ -47,7 +47,7 @@ class SharedBackends:
 
 def fill_pages(backend: Any, value: float) -> None:
     """Set all keys and values of every page to `value`, of rank 0 if there are several ranks."""
-    backend = getattr(backend, "own", backend)
+    backend = getattr(backend, "rank0", backend)
     if hasattr(backend, "launcher"):  # the torch backend
         for sides in backend.launcher.pool.layers:
             for side in sides:

@@ -10,7 +10,7 @@ from gpuscore.commands.bulk import command as job
 from gpuscore.commands.bulk import inputs, scoring
 
 inputs.BLOCK_ROWS = 50
-scoring.KEPT_EVERY = job.REPORT_EVERY = 0.0
+scoring.SAVE_EVERY = job.REPORT_EVERY = 0.0
 scoring.BATCHES = 1
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.commands.bulk import inputs
-from gpuscore.commands.bulk.work import WorkFolder
+from gpuscore.commands.bulk.work import JobFolder
 from support.batch_jobs import run
 
 CHANGES = ("fsync", "rename", "unlink", "rmdir", "mkdir")
@@ -79,7 +79,7 @@ def sweep(folder: Path, input: Path, name: str, step: int) -> int:
         if ended == 0:
             return at // step
         assert ended == KILLED, f"killed before change {at}: {ended}"
-        work = WorkFolder(output.parent / f"{name}.work")
+        work = JobFolder(output.parent / f"{name}.work")
         finished = output.exists() and not work.settings()
         again = forked(lambda output=output: run(input, output))
         # Killed after all was done, but for the folder: there is nothing to continue.

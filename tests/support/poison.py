@@ -45,7 +45,7 @@ def batches(token: int, page_size: int) -> tuple[PackedBatch, PackedBatch]:
     queries = [random_ids(rng, page_size + count) for count in (4, 1)]
     queries[0][page_size + 3] = token
     queries.append([token] * 3)  # some operators take a row of NaN for one without keys
-    items = [[random_ids(rng, count) for count in (1, 2, 4)] for _ in range(9)]
+    items = [[random_ids(rng, count) for count in (1, 1, 3)] for _ in range(9)]
     segments: list[Segment] = []
     for request, query in enumerate(queries):
         slots, parent = page_slots(pages[request], 0, len(query), page_size), len(segments)

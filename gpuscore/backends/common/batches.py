@@ -10,8 +10,8 @@ from gpuscore.types.batch import Int32Array, PackedBatch, Prefix, Rows, Segment,
 from gpuscore.types.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch
-FEW_ROWS = 256  # rows; attention holds scores of no more at a time
-SOME_KEYS = 1024  # keys, behind which a full batch takes more memory for its rows than for them
+FEW_ROWS = 256  # the most rows whose attention scores are in memory at a time
+SOME_KEYS = 1024  # cached keys; a full batch takes more memory for its rows than for so many keys
 LABELS = 16384  # labels of a largest batch; more than the label head handles in one tile
 
 
@@ -36,42 +36,43 @@ def warmup_batches(
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
-    """Return the full batches that take the most memory, with every optional result asked for.
+    """Return the two full batches that take the most memory, with all optional results.
 
-    The first has items of one token behind the longest prefix, with every row scored. The second is
-    the end of the longest prompt in one segment that is kept, with every row scored.
-
-    Prefixes repeat the first page, so a pool of that one page is enough.
+    The first has items of one token after the longest prefix, with every row scored. The second is
+    the end of the longest prompt as one segment, whose keys are stored, with every row scored.
+    All pages are page 0, so a pool of one page is enough.
     """
-    end = min(max_tokens, max_model_len)
-    prefix = max_model_len - 1
-    before = max_model_len - end
-    return _full_batches(max_tokens, prefix, (before, end), page_size)
+    prompt_end = min(max_tokens, max_model_len)
+    cached = max_model_len - prompt_end
+    return _full_batches(max_tokens, max_model_len - 1, (cached, prompt_end), page_size)
 
 
 def _full_batches(
     max_tokens: int, prefix: int, prompt: tuple[int, int], page_size: int
 ) -> Iterator[PackedBatch]:
-    """Yield items behind `prefix` cached tokens, and tokens of a prompt behind cached ones."""
-    before, end = prompt
+    """Yield a batch of items after `prefix` cached tokens, and one with the end of a prompt.
+
+    `prompt` is the number of its cached tokens, and of the tokens after them.
+    """
+    cached, prompt_end = prompt
     items = [1] * max_tokens
     results = _Results(max_tokens, labels=-(-LABELS // max_tokens))
     yield _batch(items, results, page_size, cached=prefix)
-    yield _batch([end], _Results(1, every_row=True), page_size, cached=before, kept=end)
+    results = _Results(1, every_row=True)
+    yield _batch([prompt_end], results, page_size, cached=cached, kept=prompt_end)
 
 
 def largest_in_parts(
     max_tokens: int, max_model_len: int, page_size: int
 ) -> list[Iterator[PackedBatch]]:
-    """Return batches whose peaks together are at least the peak of `largest_batches`.
+    """Return batches whose peaks add up to at least the peak of `largest_batches`, in less time.
 
-    Full batches behind few keys, then few rows behind the longest prefix. What a pass holds depends
-    on the number of rows or on the number of keys, or has a constant bound; only the operations of
-    attention grow with the product of both, which for a prompt of 40,960 tokens makes
-    `largest_batches` take a CPU half a minute.
+    The first part has full batches after few cached keys, the second has few rows after the longest
+    prefix. This is enough, because memory grows with the number of rows or with the number of keys,
+    never with their product. The time of attention does grow with the product: with a prompt of
+    40,960 tokens, `largest_batches` take a CPU half a minute.
     """
-    some = max_tokens + SOME_KEYS
-    if max_tokens <= FEW_ROWS or max_model_len <= some:
+    if max_tokens <= FEW_ROWS or max_model_len <= max_tokens + SOME_KEYS:
         return [largest_batches(max_tokens, max_model_len, page_size)]
     full = _full_batches(max_tokens, SOME_KEYS, (SOME_KEYS, max_tokens), page_size)
     cached = max_model_len - 1
@@ -80,13 +81,13 @@ def largest_in_parts(
 
 
 class _Results(NamedTuple):
-    """The results that a batch is asked for, besides the log-sum-exp.
+    """The results that a batch computes, besides the log-sum-exp.
 
     Attributes:
-        scored: how many segments are scored, counted from the last.
-        labels: how many labels each scored row has.
-        every_row: each row of the scored segments is scored, for one label.
-        num_top: most probable tokens.
+        scored: number of scored segments, which are the last ones.
+        labels: number of labels of each scored row.
+        every_row: if true, each row of the scored segments is scored, for one label.
+        num_top: number of most probable tokens.
     """
 
     scored: int
@@ -111,12 +112,13 @@ def _batch(
         page_size: tokens of a page.
         parents: the parent of each segment, or -1; None = all -1.
         cached: length of the cached prefix.
-        kept: how many tokens of the first segment are kept; slots of page 0 are used in turn.
+        kept: number of tokens of the first segment whose keys are stored, in slots of page 0.
     """
     segments = []
     for index, length in enumerate(lengths):
         parent = -1 if parents is None else parents[index]
         is_scored = index >= len(lengths) - results.scored
+        num_labels = length if results.every_row else results.labels
         segments.append(
             Segment(
                 _zeros(length),
@@ -124,9 +126,7 @@ def _batch(
                 prefix=0,
                 parent=parent,
                 slots=_slots(length, kept, page_size) if kept and index == 0 else None,
-                label_ids=_zeros(length if results.every_row else results.labels)
-                if is_scored
-                else None,
+                label_ids=_zeros(num_labels if is_scored else 0),
                 rows=Rows.every(length) if results.every_row else None,
                 need_lse=True,
                 states=((length, 0),) if kept and index == 0 else (),

@@ -18,15 +18,15 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.adapter import CONFIG, WEIGHTS
 from gpuscore.models.files import as_object, is_file, read_object, shown
 
-# Buffers that old checkpoints contain; here they are computed.
+# Buffers that old checkpoints contain. They are computed here, not read.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
-CAUSAL_HEAD = "lm_head.weight"  # stays unread if an adapter brings a classification head
+CAUSAL_HEAD = "lm_head.weight"  # not read if an adapter brings a classification head
 _FORMATS = ("BF16", "F16", "F32", "F64")
 _QUANTISED = {"int8": "I8", "fp8": "F8_E4M3"}
 
 
 class CheckpointFiles:
-    """Named tensors of all shards, read one at a time. A context manager.
+    """The tensors of all files of a checkpoint, read one at a time. A context manager.
 
     Args:
         directory: the model directory, with config.json and the weights.
@@ -53,29 +53,32 @@ class CheckpointFiles:
         self._paths = weight_files(directory)
         self._stack = ExitStack()
         self._adapter: LoraAdapter | None = None
-        self._adapted = directory if is_file(directory / CONFIG) else None
-        if self._adapted is not None and self.storage is not None:
+        self._adapter_directory = directory if is_file(directory / CONFIG) else None
+        if self._adapter_directory is not None and self.storage is not None:
             raise ConfigError("--adapter: the base model is quantised; supported: one that is not")
         with ExitStack() as stack:
             stack.enter_context(self)
             self.reopen()
             for part, name in _required(self.architecture):
-                self._check(part, name)  # before any is read or allocated
+                self._check(part, name)  # all are checked before one is read
             stack.pop_all()  # all is well: the files stay open
         self._used: set[str] = set()
 
     def reopen(self) -> None:
-        """Open the files, again: what was read of a mapped file counts as this process's memory
-        until the file is closed."""
+        """Close the files and open them again.
+
+        The files are memory-mapped: what was read counts as this process's memory until the file is
+        closed.
+        """
         self._stack.close()
         files = [_open_file(path, self._framework, self._stack) for path in self._paths]
         self._path_of = dict(zip(files, self._paths, strict=True))
         self._file_of = _by_name(files)
-        if self._adapted is not None:
-            file = _open_file(self._adapted / WEIGHTS, self._framework, self._stack)
+        if self._adapter_directory is not None:
+            file = _open_file(self._adapter_directory / WEIGHTS, self._framework, self._stack)
             if self._adapter is None:
                 shapes = {name: self.shapes[part] for part, name in _required(self.architecture)}
-                self._adapter = LoraAdapter(self._adapted, file, shapes)
+                self._adapter = LoraAdapter(self._adapter_directory, file, shapes)
             self._adapter.file = file
             whole = self._adapter.whole
             self._file_of |= dict.fromkeys(whole, _Renamed(file, whole))
@@ -83,7 +86,7 @@ class CheckpointFiles:
     def tensor(self, part: str, name: str) -> Any:
         """Return this shard of the stored tensor `name`, which must have the shape of `part`.
 
-        With framework "np", numbers of float8_e4m3fn are given as uint8.
+        With framework "np", a float8_e4m3fn tensor is returned as uint8.
 
         Raises:
             ConfigError: the tensor is missing, or has the wrong shape or dtype.
@@ -96,18 +99,21 @@ class CheckpointFiles:
         return self._read(part, name)
 
     def _read(self, part: str, name: str) -> Any:
-        """Return this shard of a tensor; nothing else of it is read."""
+        """Read this shard of a tensor, and no more of it."""
         file = self._file_of[name]
-        part_read = self._shard.slice_of(part, self.architecture.config, self.shapes[part][0])
-        tensor = (
-            file.get_tensor(name) if part_read is None else file.get_slice(name)[part_read.index]
-        )
-        change = None if self._adapter is None else self._adapter.change(name, self._wide)
+        shard_slice = self._shard.slice_of(part, self.architecture.config, self.shapes[part][0])
+        if shard_slice is None:
+            tensor = file.get_tensor(name)
+        else:
+            tensor = file.get_slice(name)[shard_slice.index]
+        change = None if self._adapter is None else self._adapter.change(name, self._to_float32)
         if change is None:
             return tensor
-        return self._wide(tensor) + (change if part_read is None else change[part_read.index])
+        if shard_slice is not None:
+            change = change[shard_slice.index]
+        return self._to_float32(tensor) + change
 
-    def _wide(self, tensor: Any) -> Any:
+    def _to_float32(self, tensor: Any) -> Any:
         return tensor.float() if self._framework == "pt" else tensor.astype(np.float32)
 
     def scale(self, part: str, name: str) -> Any | None:
@@ -128,7 +134,10 @@ class CheckpointFiles:
         return self._file_of[scale].get_tensor(scale)
 
     def _use_input_scale(self, name: str) -> None:
-        """Check the scale of a layer's input, which only products in eight bits would need."""
+        """Check the stored scale of a layer's input.
+
+        The scale is not used: only an 8-bit matrix product with static scales would need it.
+        """
         assert self.storage is not None  # noqa: S101
         scale = f"{name.removesuffix('weight')}{self.storage.input_scale}"
         self._check_scale(scale, ((), (1,)))
@@ -141,7 +150,7 @@ class CheckpointFiles:
         return scale if scale in self._file_of else None
 
     def _check(self, part: str, name: str) -> None:
-        """Check that a required tensor is there, and its shape and dtype."""
+        """Check that a required tensor exists, and check its shape and dtype."""
         if name not in self._file_of:
             raise ConfigError(f"the checkpoint has no tensor {name}")
         stored = self._file_of[name].get_slice(name)
@@ -195,7 +204,7 @@ class CheckpointFiles:
             ConfigError: a tensor was not read, or the tied head differs from the embedding.
         """
         embedding = self.architecture.model_weights["embed"]
-        if tied in self._file_of and not self._same(embedding, tied):
+        if tied in self._file_of and not self._are_equal(embedding, tied):
             raise ConfigError(
                 f"tensor {tied} differs from {embedding}, but config.json says that "
                 "tie_word_embeddings is true; supported: false, or a checkpoint without this tensor"
@@ -206,22 +215,22 @@ class CheckpointFiles:
                 "config.json has a quantization_config, but no weight of a linear layer has a "
                 f"scale, such as ...weight{storage.scale}; delete it if nothing is quantised"
             )
-        left = [
+        unread = [
             name
             for name in self._file_of
             if name not in self._used
             and name != tied
-            and not (self._adapted is not None and name == CAUSAL_HEAD)
+            and not (self._adapter_directory is not None and name == CAUSAL_HEAD)
             and not name.endswith(_COMPUTED)
             and not name.startswith(self.architecture.unread)
         ]
-        if left:
+        if unread:
             raise ConfigError(
-                f"the checkpoint holds {len(left)} tensors that "
-                f"{self.architecture.config.architecture} does not use, such as {min(left)}"
+                f"the checkpoint holds {len(unread)} tensors that "
+                f"{self.architecture.config.architecture} does not use, such as {min(unread)}"
             )
 
-    def _same(self, name: str, other: str) -> bool:
+    def _are_equal(self, name: str, other: str) -> bool:
         first, second = (self._file_of[key].get_slice(key).get_shape() for key in (name, other))
         if first != second:
             return False
@@ -235,7 +244,7 @@ class CheckpointFiles:
 
 
 def _required(architecture: Architecture) -> Iterator[tuple[str, str]]:
-    """Yield part and name of every tensor that a checkpoint of the architecture must have."""
+    """Yield the part and the name of each tensor that the architecture requires."""
     config = architecture.config
     for part, name in architecture.model_weights.items():
         if part != "lm_head" or not config.tie_word_embeddings:
@@ -248,11 +257,11 @@ def _required(architecture: Architecture) -> Iterator[tuple[str, str]]:
 
 
 class _Renamed:
-    """A file whose tensors have other names.
+    """An open file whose tensors are read by other names.
 
     Args:
-        file: open.
-        names: maps the other names to the names in the file.
+        file: the file.
+        names: maps the new names to the names in the file.
     """
 
     def __init__(self, file: Any, names: Mapping[str, str]) -> None:
@@ -270,7 +279,8 @@ def _float8_bits(path: Path, name: str) -> Any:
     """Return a tensor of float8_e4m3fn as a NumPy array of uint8.
 
     NumPy has no such dtype, so safetensors reads it for other frameworks only. A file begins with
-    the size of its header, 8 bytes, and the header; safetensors has checked both at its opening.
+    the size of its header in 8 bytes, then the header. safetensors checked both when it opened the
+    file.
     """
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
@@ -306,8 +316,9 @@ def weight_files(directory: Path) -> list[Path]:
     if content is None:
         raise ConfigError(
             f"{directory} has neither model.safetensors nor model.safetensors.index.json; "
-            "supported: safetensors (if its repository has pytorch_model.bin, download all of it "
-            "with `hf download NAME --local-dir DIR`: the refusal of DIR says what converts it)"
+            "supported: safetensors (if the repository has pytorch_model.bin, download all of it "
+            "with `hf download NAME --local-dir DIR` and serve DIR: the error says how to convert "
+            "it)"
         )
     names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
     for name in names:

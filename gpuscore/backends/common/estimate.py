@@ -6,20 +6,16 @@ from pathlib import Path
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
     PagePlan,
     check_weights,
-    choose_dtype,
-    choose_max_model_len,
-    plan_pages,
+    plan_rank,
 )
-from gpuscore.backends.common.quantization import ON_CPUS, Precision, choose_precision
+from gpuscore.backends.common.quantization import ON_CPUS, Precision
 from gpuscore.backends.common.raw_config import RawConfig
-from gpuscore.backends.common.shapes import count_weight_bytes
-from gpuscore.backends.common.shards import Shard, refuse_quantized, refuse_with_ranks
+from gpuscore.backends.common.shards import Shard, refuse_with_ranks
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
@@ -112,24 +108,25 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
         )
     refuse_with_ranks(config)
     architecture = read_architecture(RawConfig.read(directory))
-    model = Shard(0, config.tensor_parallel).part_of(architecture.config)
-    dtype = choose_dtype(model, config.dtype, "cuda", lambda _: True)
-    precision = choose_precision(config.quantization, architecture.storage, lambda: ON_CPUS)
-    refuse_quantized(precision, config.tensor_parallel)
-    refuse_with_states(architecture.config, config, precision)
+    plan = plan_rank(
+        architecture,
+        config,
+        "cuda",
+        shard=Shard(0, config.tensor_parallel),
+        computes=lambda _: True,
+        why_not_int8=lambda: ON_CPUS,
+    )
     max_tokens = config.max_batch_tokens or MAX_BATCH_TOKENS["cuda"]
-    max_len = choose_max_model_len(model, config.max_model_len)
-    weight_bytes = count_weight_bytes(model, ITEM_SIZE[dtype], precision)
     return MemoryPlan(
         architecture=architecture,
-        dtype=dtype,
-        precision=precision,
+        dtype=plan.dtype,
+        precision=plan.precision,
         max_tokens=max_tokens,
-        pages=plan_pages(model, config, max_len=max_len, dtype=dtype, device="cuda", again=0),
+        pages=plan.pages,
         free_bytes=memory,
         context=CONTEXT,
-        weight_bytes=weight_bytes,
-        batch_bytes=estimate_batch(model, max_tokens, ITEM_SIZE[dtype]),
+        weight_bytes=plan.weight_bytes,
+        batch_bytes=estimate_batch(plan.part, max_tokens, ITEM_SIZE[plan.dtype]),
     )
 
 

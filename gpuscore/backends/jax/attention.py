@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from gpuscore.backends.jax.heads import Heads
-from gpuscore.backends.jax.layout import Bounds, Chosen, Rows, Tables, TileSizes
-from gpuscore.backends.jax.products import contract, one_of, part, put
+from gpuscore.backends.jax.layout import Bounds, Rows, RowTiles, Tables, TileSizes
+from gpuscore.backends.jax.products import contract, element, part, put
 
 LOWEST = -1e30  # finite, so that a row without visible keys gets no NaN from inf - inf
 
@@ -37,7 +37,7 @@ class LayerKeys(NamedTuple):
     pool: Pool
     layer: Array  # int32 [], of the pool
     window: Array  # int32 [], positions that a row sees, its own included
-    kv: Array  # [front + T + front, 2 * width], `Heads.joined` of all rows of the batch
+    kv: Array  # [margin + T + margin, 2 * width], `Heads.joined` of all rows of the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Attention:
     tables: Tables
 
     @property
-    def front(self) -> int:
+    def margin(self) -> int:
         """Rows before the first one, and after the last one, of a batch's keys and values."""
-        return self.tiling.own_keys
+        return self.tiling.batch_keys
 
 
 class Attend(Protocol):
@@ -65,7 +65,7 @@ class Attend(Protocol):
     def plain(self, heads: Heads, out: Array) -> Array:
         """Return outputs of that form, [M, columns], as [M, H * D]."""
 
-    def __call__(self, attention: Attention, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
+    def __call__(self, attention: Attention, chosen: RowTiles, keys: LayerKeys, q: Array) -> Array:
         """Attend to cached prefixes, to ancestors and to the own segment.
 
         Args:
@@ -103,21 +103,21 @@ class XlaAttend:
     def plain(self, heads: Heads, out: Array) -> Array:
         return out
 
-    def __call__(self, attention: Attention, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
+    def __call__(self, attention: Attention, chosen: RowTiles, keys: LayerKeys, q: Array) -> Array:
         size = attention.tiling.rows
         tiles, count = chosen
 
         def attend_tile(index: Array, q: Array) -> Array:
             first = index * size
             rows = Rows(*(part(values, first, size) for values in tiles.rows))
-            bounds = Bounds(*(one_of(bound, index) for bound in tiles.bounds))
+            bounds = Bounds(*(element(bound, index) for bound in tiles.bounds))
             of_tile = part(q, first, size).reshape(size, -1, attention.heads.dim)
             queries = by_kv_head(of_tile, attention.heads.group)
             tile = Tile(rows, bounds, tiles.blocks, queries)
             with jax.named_scope("prefix_pass"):
                 state = prefix_pass(attention, tile, keys, fresh(queries))
-            with jax.named_scope("own_pass"):
-                state = own_pass(attention, tile, keys, state)
+            with jax.named_scope("batch_pass"):
+                state = batch_pass(attention, tile, keys, state)
             out = finished(state, attention.heads.group).astype(q.dtype)
             return put(q, out.reshape(size, -1), first)
 
@@ -129,16 +129,16 @@ def store(attention: Attention, pool: Pool, layer: Array, kv: Array) -> Pool:
     tables = attention.tables
     pages = pool.pages
     size = pool.pages.shape[2]
-    assert size <= attention.front  # noqa: S101  (else a page could reach before the first row)
+    assert size <= attention.margin  # noqa: S101  (else a page could reach before the first row)
     in_page = jnp.arange(size)[:, None]
 
     def store_run(run: Array, pages: Array) -> Array:
         row, slot, length = (
-            one_of(x, run) for x in (tables.run_rows, tables.run_slots, tables.run_lens)
+            element(x, run) for x in (tables.run_rows, tables.run_slots, tables.run_lens)
         )
         page = lax.div(slot, size)
         offset = lax.rem(slot, size)
-        new = as_type(part(kv, attention.front + row - offset, size), pages.dtype)
+        new = as_type(part(kv, attention.margin + row - offset, size), pages.dtype)
         place = (layer, page, jnp.int32(0), jnp.int32(0))
         shape = (1, 1, *new.shape)
         old = lax.dynamic_slice(pages, place, shape, allow_negative_indices=False)
@@ -155,22 +155,22 @@ def as_type(x: Array, dtype: jnp.dtype) -> Array:
     return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
-def own_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) -> Softmax:
+def batch_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) -> Softmax:
     """Attend to rows of the batch: ancestors of the row's segment, and the row's own up to it."""
-    step = attention.tiling.own_keys
+    step = attention.tiling.batch_keys
     rows = tile.rows
     tables = attention.tables
 
     def add(index: Array, state: Softmax) -> Softmax:
-        first = one_of(tile.blocks, index) * step
+        first = element(tile.blocks, index) * step
         seen = first + jnp.arange(step) <= rows.place[:, None]
         seen &= part(tables.seen_until, first, step) > rows.place[:, None]
         if attention.windowed:
             seen &= part(tables.positions, first, step) > (rows.position - keys.window)[:, None]
-        kv = attention.heads.parts(part(keys.kv, attention.front + first, step))
+        kv = attention.heads.parts(part(keys.kv, attention.margin + first, step))
         return update(attention, state, tile.queries, kv, seen=seen)
 
-    return lax.fori_loop(tile.bounds.own_start, tile.bounds.own_stop, add, state)
+    return lax.fori_loop(tile.bounds.block_start, tile.bounds.block_stop, add, state)
 
 
 def prefix_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) -> Softmax:
@@ -185,8 +185,8 @@ def prefix_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softma
     step = count * page_size
 
     def one_request(request: Array, state: Softmax) -> Softmax:
-        length = one_of(tables.prefix_lens, request)
-        start, stop = (one_of(tables.block_starts, request + end) for end in (0, 1))
+        length = element(tables.prefix_lens, request)
+        start, stop = (element(tables.block_starts, request + end) for end in (0, 1))
         mine = rows.request == request
 
         def add(block: Array, state: Softmax) -> Softmax:

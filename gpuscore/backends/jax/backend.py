@@ -26,7 +26,7 @@ from gpuscore.backends.common.start_check import (
     check_start,
 )
 from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
-from gpuscore.backends.jax.launched import LaunchedPart, joined, split, wanted_statistics
+from gpuscore.backends.jax.launched import LaunchedPart, joined, split, statistics_of
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
@@ -43,9 +43,9 @@ from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 
 logger = logging.getLogger(__name__)
 
-COMPILERS = 4  # threads
-CHECKED = 512  # tokens of the program that is checked at start, at least
-WORTH_IT = 1.05  # times the pages, for which the largest program is compiled again
+COMPILERS = 4  # threads that compile programs
+CHECKED = 512  # the check at start runs a program for at least so many tokens
+WORTH_IT = 1.05  # if so many times the pages would fit, the largest program is compiled again
 
 
 class JaxBackend:
@@ -55,7 +55,7 @@ class JaxBackend:
         plan: what to load.
 
     Attributes:
-        programs: those compiled so far.
+        programs: the programs that were compiled so far.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory.
@@ -78,7 +78,7 @@ class JaxBackend:
             )
         self._sizes = plan.sizes()
         self.programs: dict[ProgramSizes, Programs] = {}
-        self._rows = self._padded_rows = 0  # computed so far, and with padding
+        self._rows = self._padded_rows = 0  # rows computed so far, without and with padding
         self._limits = plan.limits(self._count_pages())
         self.pool = self._make_pool()
 
@@ -91,7 +91,7 @@ class JaxBackend:
         start = time.monotonic()
         with ThreadPoolExecutor(COMPILERS) as threads:  # XLA releases the GIL while it compiles
             list(threads.map(self._program, self._sizes))
-        if self.plan.device_name != "cpu":  # there, the tests hold XLA to the reference
+        if self.plan.device_name != "cpu":  # on a CPU, the tests compare XLA with the reference
             self.check_start()
         longest = min(self.plan.max_tokens, self.plan.max_model_len)
         for batch in warmup_batches(longest, self.plan.pages.size):
@@ -104,14 +104,14 @@ class JaxBackend:
         )
 
     def check_start(self) -> None:
-        """Raise ConfigError if programs compute something else than the reference."""
+        """Raise ConfigError if programs compute other scores than the reference."""
         plan = self.plan
         vocab = self._limits.vocab_rows
         known = KnownRequests(vocab, self._limits.label_rows, plan.pages.size)
         sizes = next((s for s in self._sizes if s.tokens >= CHECKED), plan.size(CHECKED))
 
         def chosen(batch: PackedBatch) -> RowScores:
-            return self._launched(batch, wanted_statistics(batch), sizes).scores()
+            return self._launched(batch, statistics_of(batch), sizes).scores()
 
         def plainly(dtype: Any) -> Run:
             return partial(
@@ -128,10 +128,10 @@ class JaxBackend:
 
     def extend(self, batch: PackedBatch) -> tuple[LaunchedPart, ...]:
         entries = page_entries(batch.prefix_lens, self._sizes[-1].tiling, self._limits.page_size)
-        wanted = wanted_statistics(batch)
+        statistics = statistics_of(batch)
         try:
             parts = split(batch, entries, self._sizes[-1].pages)
-            return tuple(self._launched(x, wanted, self._fitting(x)) for x in parts)
+            return tuple(self._launched(x, statistics, self._smallest_sizes(x)) for x in parts)
         except RuntimeError as failure:
             raise self._meaning(failure) from failure
 
@@ -146,22 +146,22 @@ class JaxBackend:
             logger.info(
                 "%d rows were computed, %.1f %% of them padding",
                 self._padded_rows,
-                100 * self.padding_share,
+                100 * self.padding_fraction,
             )
         self.programs.clear()
         del self.pool, self._weights
 
     @property
-    def padding_share(self) -> float:
-        """Share of padding among the rows computed so far; batches are padded to whole tiles."""
+    def padding_fraction(self) -> float:
+        """Fraction of padding in the rows computed so far; batches are padded to whole tiles."""
         return 1 - self._rows / max(1, self._padded_rows)
 
-    def _launched(self, batch: PackedBatch, wanted: int, sizes: ProgramSizes) -> LaunchedPart:
-        """Launch a batch on a program that it fits, and copies of its results to the host."""
+    def _launched(self, batch: PackedBatch, statistics: int, sizes: ProgramSizes) -> LaunchedPart:
+        """Launch a program on a batch that fits it, and the copies of its results to the host."""
         programs = self._program(sizes)
-        buffer = padded(batch, programs.sizes, self._limits.page_size, wanted)
+        buffer = padded(batch, programs.sizes, self._limits.page_size, statistics)
         self.pool, rows = programs.extend(self._weights, self.pool, buffer)
-        part = LaunchedPart(batch, wanted, rows, tuple(self._labels(programs, rows, batch)))
+        part = LaunchedPart(batch, statistics, rows, tuple(self._labels(programs, rows, batch)))
         for result in part.read():
             result.copy_to_host_async()
         tiling = programs.sizes.tiling
@@ -173,27 +173,26 @@ class JaxBackend:
     def _labels(
         self, programs: Programs, scored: ScoredRows, batch: PackedBatch
     ) -> Iterator[Array]:
-        """Yield label logits: first from the batch's program, then those without room there."""
+        """Yield label logits: first those that the program computed, then the others."""
         if len(batch.label_token_ids):
             yield scored.labels
         done = programs.sizes.labels
-        most = programs.max_labels
+        step = programs.max_labels
         if len(batch.label_token_ids) <= done:
             return
         rows = np.repeat(np.arange(len(batch.score_rows), dtype=np.int32), np.diff(batch.cu_labels))
-        for first in range(done, len(rows), most):
-            some = slice(first, first + most)
-            buffer = np.zeros(1 + 2 * most, np.int32)
-            for side, values in zip(
-                (buffer[1:][:most], buffer[1:][most:]),
-                (rows[some], batch.label_token_ids[some]),
-                strict=True,
-            ):
-                side[: len(values)] = values
-            buffer[0] = len(rows[some])
+        for first in range(done, len(rows), step):
+            label_rows = rows[first : first + step]
+            label_ids = batch.label_token_ids[first : first + step]
+            count = len(label_rows)
+            buffer = np.zeros(1 + 2 * step, np.int32)
+            buffer[0] = count
+            buffer[1 : 1 + count] = label_rows
+            buffer[1 + step : 1 + step + count] = label_ids
             yield programs.labels(scored.hidden, self._weights.lm_head, buffer)
 
-    def _fitting(self, batch: PackedBatch) -> ProgramSizes:
+    def _smallest_sizes(self, batch: PackedBatch) -> ProgramSizes:
+        """Return the smallest program that a batch fits."""
         lens = batch.prefix_lens[np.unique(batch.request_of)]
         return next(
             sizes
@@ -225,16 +224,17 @@ class JaxBackend:
             as_config_error(what, "lower --memory-fraction or --kv-cache-size"),
             jax.default_device(self.plan.device),
         ):
-            made = jax.tree.map(
+            pool: Pool = jax.tree.map(
                 lambda side: jnp.zeros(side.shape, side.dtype), pool_shapes(self.plan, count)
             )
-            return jax.block_until_ready(made)
+            return jax.block_until_ready(pool)
 
     def _count_pages(self) -> int:
-        """Return the number of KV pages that fit beside the largest program; XLA tells its size.
+        """Return the number of KV pages that fit beside the largest program.
 
-        The program has to know the number before. So its size comes from an earlier start, or is
-        estimated; it is compiled again only if the estimate is far off.
+        A program is compiled for a number of pages, and only then does XLA report its size. So the
+        size is taken from an earlier start, or estimated. If the estimate is far off, the program
+        is compiled again.
         """
         plan = self.plan
         largest = self._sizes[-1]
@@ -250,7 +250,7 @@ class JaxBackend:
             count = fits
             programs = self._compiled(largest, count)
         self.programs[largest] = programs
-        kept.write(size)  # with which the next start counts as many pages
+        kept.write(size)  # so that the next start has the same number of pages
         logger.info(
             "memory: weights %s, largest batch %s, KV cache %s",
             mebibytes(plan.weight_bytes),
@@ -260,7 +260,7 @@ class JaxBackend:
         return count
 
     def _meaning(self, failure: RuntimeError) -> Exception:
-        """Return the error to raise for a failed batch, whose donated pool may be lost."""
+        """Return the error for a failed batch, with which the donated pool may be lost."""
         try:
             jax.block_until_ready(self.pool)
         except RuntimeError as error:
@@ -271,7 +271,7 @@ class JaxBackend:
 
 
 def pool_shapes(plan: JaxPlan, count: int) -> Any:
-    """Return a pool of so many pages, as shapes."""
+    """Return the shapes of a pool of `count` pages."""
     config = plan.architecture.config
     dtype = jnp.dtype(plan.dtype_name)
     if plan.device.platform == "cpu" and dtype == jnp.bfloat16:

@@ -18,14 +18,14 @@ from jax import Array, lax
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import LayerKeys, Pool
-from gpuscore.backends.jax.layout import Chosen, TileSizes, product_tiles
+from gpuscore.backends.jax.layout import RowTiles, TileSizes, product_tiles
 from gpuscore.backends.jax.products import (
     Quantized,
-    chosen,
+    element,
     linear,
-    one_of,
     part,
     put,
+    rows_at,
     rows_of,
 )
 from gpuscore.backends.jax.rotary import (
@@ -41,7 +41,7 @@ EVERYTHING = 1 << 30  # the window of a layer without one
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one layer, or of all layers with one more dimension in front."""
+    """Weights of one layer, or of all layers with a first dimension over layers."""
 
     input_layernorm: Array  # [E]
     qkv_proj: Array | Quantized  # [(H + 2 Hkv) D, E]: q rows, then k, then v
@@ -72,10 +72,10 @@ class ForwardContext(Protocol):
     """What the layers read of a batch, and its attention, over buffers that all layers share."""
 
     @property
-    def every(self) -> Chosen: ...
+    def all_rows(self) -> RowTiles: ...
 
     @property
-    def scored(self) -> Chosen: ...
+    def scored(self) -> RowTiles: ...
 
     @property
     def tiling(self) -> TileSizes: ...
@@ -96,7 +96,7 @@ class ForwardContext(Protocol):
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
         """Return the pool with keys and values of the rows that are kept."""
 
-    def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
+    def attend(self, chosen: RowTiles, keys: LayerKeys, q: Array) -> Array:
         """Return buffer `q`, in which outputs have taken the place of the chosen rows' queries."""
 
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
@@ -202,10 +202,10 @@ class DecoderLayer:
             q_buffer = context.put_queries(q_buffer, q, start)
             return q_buffer, context.put_keys(kv_buffer, k, v, start)
 
-        q, kv = by_tiles(context.tiling, context.every[1], project, (state.q, state.kv))
+        q, kv = by_tiles(context.tiling, context.all_rows[1], project, (state.q, state.kv))
         pool = context.store(state.pool, self.layer_idx, kv)
-        q = context.attend(context.every, LayerKeys(pool, self.layer_idx, self.window, kv), q)
-        hidden_states = self._after_attention(state.hidden_states, q, context.every)
+        q = context.attend(context.all_rows, LayerKeys(pool, self.layer_idx, self.window, kv), q)
+        hidden_states = self._after_attention(state.hidden_states, q, context.all_rows)
         return State(hidden_states, q, kv, pool)
 
     def of_scored_rows(
@@ -224,7 +224,7 @@ class DecoderLayer:
             k, v = self.self_attn.keys_values(rotary, hidden_states)
             return context.put_keys(kv_buffer, k, v, start)
 
-        kv = by_tiles(context.tiling, context.every[1], project_all, state.kv)
+        kv = by_tiles(context.tiling, context.all_rows[1], project_all, state.kv)
         pool = context.store(state.pool, self.layer_idx, kv)
         tiles, num_scored = context.scored
         scored_embeddings = rotary_tables(tiles.rows.position, self.config)
@@ -233,7 +233,7 @@ class DecoderLayer:
             start: Array, size: int, buffers: tuple[Array, Array]
         ) -> tuple[Array, Array]:
             residual, q_buffer = buffers
-            rows = chosen(state.hidden_states, part(tiles.rows.place, start, size))
+            rows = rows_at(state.hidden_states, part(tiles.rows.place, start, size))
             hidden_states = self.input_layernorm(rows)
             q = self.self_attn.queries(sliced(scored_embeddings, start, size), hidden_states)
             return put(residual, rows, start), context.put_queries(q_buffer, q, start)
@@ -247,7 +247,7 @@ class DecoderLayer:
         self,
         residual: Array,
         q: Array,
-        rows: Chosen,
+        rows: RowTiles,
         norm: Callable[[Array], Array] | None = None,
     ) -> Array:
         """Return the residual stream after attention, whose outputs are in `q`, and after the MLP;
@@ -290,14 +290,14 @@ class Decoder(NamedTuple):
         embed_tokens = self.weights.embed_tokens
         layers = self.weights.layers
         with jax.named_scope("embed"):
-            hidden_states = chosen(embed_tokens, token_ids).astype(jnp.float32)
+            hidden_states = rows_at(embed_tokens, token_ids).astype(jnp.float32)
         position_embeddings = rotary_tables(positions, config)
         windows = jnp.array([window or EVERYTHING for window in config.windows], jnp.int32)
         last = config.num_layers - 1
 
         def one_layer(index: Array, state: State) -> State:
             weights = jax.tree.map(lambda w: part(w, index, 1)[0], layers)
-            layer = DecoderLayer(index, config, weights, one_of(windows, index), context)
+            layer = DecoderLayer(index, config, weights, element(windows, index), context)
             return layer(position_embeddings, state)
 
         state = State(hidden_states, *context.buffers(embed_tokens.dtype), pool)

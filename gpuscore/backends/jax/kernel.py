@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 from gpuscore.backends.jax import tile_program
 from gpuscore.backends.jax.attention import Attention, LayerKeys
 from gpuscore.backends.jax.heads import Heads
-from gpuscore.backends.jax.layout import Chosen, TileSizes
+from gpuscore.backends.jax.layout import RowTiles, TileSizes
 
 ON_CHIP = 64 * 2**20  # bytes of a chip's vector memory that a program may take, of 128 MiB
 FIELDS = 8  # numbers of each row, three of them used; a multiple of 8 can be transposed
@@ -42,7 +42,7 @@ class PallasAttend:
     def plain(self, heads: Heads, out: Array) -> Array:
         return heads.gathered(out)
 
-    def __call__(self, attention: Attention, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
+    def __call__(self, attention: Attention, chosen: RowTiles, keys: LayerKeys, q: Array) -> Array:
         tiles, count = chosen
         pool, layer, window, kv = keys
         tables = attention.tables
@@ -50,7 +50,7 @@ class PallasAttend:
         tiling = attention.tiling
         tokens = len(q)
         rows = tiling.rows
-        block = tiling.own_keys
+        block = tiling.batch_keys
         tile_count = tokens // tiling.rows
         page_size = pool.pages.shape[2]
         assert block == tiling.prefix_pages * page_size  # noqa: S101  (blocks share buffers)
@@ -68,7 +68,7 @@ class PallasAttend:
         )
         here = pl.BlockSpec(memory_space=pl.ANY)
         columns = pl.BlockSpec((rows, q.shape[1]), lambda i, *_: (i, 0))
-        setting = heads, attention.scale, attention.windowed, attention.front
+        setting = heads, attention.scale, attention.windowed, attention.margin
         return pl.pallas_call(
             partial(tile_program.kernel, *setting),
             grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -104,7 +104,7 @@ class PallasAttend:
 def cost(heads: Heads, tokens: int, tiling: TileSizes, itemsize: int) -> pl.CostEstimate:
     """Estimate the work for a bucket of `tokens` rows that read `USUAL_BLOCKS` each."""
     rows = tiling.rows
-    keys = tiling.own_keys
+    keys = tiling.batch_keys
     blocks = min(USUAL_BLOCKS, tokens // keys)
     scores = tokens * blocks * keys * heads.query
     moved = tokens // rows * blocks * keys * 2 * heads.width + 2 * tokens * heads.query * heads.span

@@ -6,27 +6,28 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from gpuscore.backends.jax.products import as_bits, chosen, contract, part, put
+from gpuscore.backends.jax.products import as_bits, contract, part, put, rows_at
 from gpuscore.types.request import MAX_TOP
 
 VOCAB_TILE = 4096
 LABEL_TILE = 64
-NOTHING, ONE, MANY = range(3)  # statistics of a row that a batch can ask for
+# The statistics that a batch needs: none, up to one most probable token, or MAX_TOP of them.
+NOTHING, ONE, MANY = range(3)
 
 
 def vocab_statistics(
-    hidden: Array, lm_head: Array, tiles: Array, wanted: Array, rows: int
+    hidden: Array, lm_head: Array, tiles: Array, statistics: Array, rows: int
 ) -> tuple[Array, Array, Array]:
     """Return each row's log-sum-exp, float32 [N], and its most probable tokens with their logits.
 
-    Both are [N, MAX_TOP], the largest first, lower ids first on a tie; with fewer wanted, the rest
-    is not written. Places after the last token hold -inf.
+    Both are [N, MAX_TOP], the largest first, lower ids first on a tie; if `statistics` is not
+    MANY, the rest is not written. Places after the last token hold -inf.
 
     Args:
         hidden: [N, E].
         lm_head: [V, E].
         tiles: int32 [], number of tiles to compute; later rows get NaN.
-        wanted: int32 []; NOTHING: no tile is computed; ONE: one token for each row; MANY: all.
+        statistics: int32 []; NOTHING: no tile is computed; ONE: one token for each row; MANY: all.
         rows: rows of a tile; at most `rows` x VOCAB_TILE logits exist at a time.
     """
     vocab = len(lm_head)
@@ -60,7 +61,7 @@ def vocab_statistics(
                 together = jnp.concatenate((ids_so_far, ids[places]), 1)
                 return jnp.take_along_axis(together, chosen_places, 1), values
 
-            tops = lax.cond(wanted == MANY, with_many, with_one, *so_far)
+            tops = lax.cond(statistics == MANY, with_many, with_one, *so_far)
             return new, total, *tops
 
         empty = jnp.zeros((rows, MAX_TOP), jnp.int32), jnp.full((rows, MAX_TOP), -jnp.inf)
@@ -72,7 +73,7 @@ def vocab_statistics(
     shape = (len(hidden), MAX_TOP)
     none = jnp.full(len(hidden), jnp.nan), jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan)
     with jax.named_scope("vocab_statistics"):
-        return lax.fori_loop(0, jnp.where(wanted == NOTHING, 0, tiles), compute_tile, none)
+        return lax.fori_loop(0, jnp.where(statistics == NOTHING, 0, tiles), compute_tile, none)
 
 
 def label_logits(hidden: Array, lm_head: Array, rows: Array, ids: Array, count: Array) -> Array:
@@ -88,7 +89,7 @@ def label_logits(hidden: Array, lm_head: Array, rows: Array, ids: Array, count: 
     def compute_tile(tile: Array, done: Array) -> Array:
         first = tile * LABEL_TILE
         left, right = (
-            chosen(x, part(places, first, LABEL_TILE)).astype(jnp.float32)
+            rows_at(x, part(places, first, LABEL_TILE)).astype(jnp.float32)
             for x, places in ((hidden, rows), (lm_head, ids))
         )
         return put(done, (left * right).sum(1), first)

@@ -17,31 +17,31 @@ class LaunchedPart:
     """A batch that was launched, with arrays that are filled once it has run."""
 
     batch: PackedBatch
-    wanted: int  # see `label_head`
+    statistics: int  # NOTHING, ONE or MANY of `label_head`
     rows: ScoredRows
     labels: tuple[Array, ...]  # label logits; together [>= L]
 
     def read(self) -> Iterator[Array]:
         """Yield the arrays that `scores` will read."""
         yield from self.labels
-        if self.wanted != NOTHING:
+        if self.statistics != NOTHING:
             yield self.rows.lse
         if self.batch.num_top:
             yield from (self.rows.top, self.rows.top_logits)
 
     def scores(self) -> RowScores:
-        """Return the results; waits for the device."""
+        """Wait for the device and return the results."""
         batch = self.batch
         rows = self.rows
         count = len(batch.score_rows)
-        some = np.empty(0, np.float32)
-        logits = np.concatenate([some, *map(np.asarray, self.labels)])
+        empty = np.empty(0, np.float32)
+        logits = np.concatenate([empty, *map(np.asarray, self.labels)])
         logits = logits[: len(batch.label_token_ids)]
         jax.block_until_ready(rows)
-        if self.wanted == NOTHING:
+        if self.statistics == NOTHING:
             return RowScores(logits, lse=None, top_ids=None, top_logits=None)
-        wanted = batch.need_lse | (batch.num_top > 0)
-        lse = np.where(wanted, np.asarray(rows.lse)[:count], np.float32(np.nan))
+        needed = batch.need_lse | (batch.num_top > 0)
+        lse = np.where(needed, np.asarray(rows.lse)[:count], np.float32(np.nan))
         if not batch.num_top:
             return RowScores(logits, lse, top_ids=None, top_logits=None)
         tops = (np.asarray(x)[:count, : batch.num_top] for x in (rows.top, rows.top_logits))
@@ -60,33 +60,32 @@ def joined(parts: Sequence[RowScores]) -> RowScores:
     return RowScores(np.concatenate([part.label_logits for part in parts]), lse, ids, logits)
 
 
-def wanted_statistics(batch: PackedBatch) -> int:
-    """Return the statistics over the vocabulary that a batch asks for."""
+def statistics_of(batch: PackedBatch) -> int:
+    """Return the statistics over the vocabulary that a batch needs."""
     if batch.num_top > 1:
         return MANY
     return ONE if batch.num_top or batch.need_lse.any() else NOTHING
 
 
-def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[PackedBatch]:
+def split(batch: PackedBatch, entries: Int32Array, max_entries: int) -> Iterator[PackedBatch]:
     """Yield batches whose prefixes fit a program's lists of pages; together they are the batch.
 
-    Each holds whole trees, in their order.
-
-    Rows of one tree see no rows of another tree, so every row still sees the same rows.
+    Each holds whole trees, in their order. Rows see no rows of other trees, so every row still sees
+    the same rows.
 
     Args:
-        batch: is divided.
-        entries: [R] entries of each request's page list; at most `room` each.
-        room: entries of all requests of a batch that is yielded.
+        batch: the batch to divide.
+        entries: [R] entries of each request's page list; at most `max_entries` each.
+        max_entries: most entries of all requests of a yielded batch.
     """
-    if entries[np.unique(batch.request_of)].sum() <= room:
+    if entries[np.unique(batch.request_of)].sum() <= max_entries:
         yield batch
         return
     first = 0
     held = set[int]()
     for root in np.flatnonzero(batch.parent < 0).tolist():
         request = int(batch.request_of[root])
-        if sum(int(entries[other]) for other in held | {request}) > room:
+        if sum(int(entries[other]) for other in held | {request}) > max_entries:
             yield segments_of(batch, first, root)
             first = root
             held = set()

@@ -1,8 +1,9 @@
 """The tables of a padded batch, and the loops that they bound.
 
-`padding` fills them. Only the number of tokens is padded to a bucket. Lengths of items, and numbers
-of scored rows, requests and cached tokens are bounds of loops, which are data: the rows of a batch
-are divided into tiles, and each tile has a list of the blocks of keys that any of its rows may see.
+`padding` fills them. A program is compiled for one bucket, a padded number of tokens. All other
+sizes, such as lengths of items or numbers of scored rows, are data that bound the program's loops:
+the rows of a batch are divided into tiles, and each tile has a list of the blocks of keys that any
+of its rows may see.
 """
 
 from collections.abc import Iterator
@@ -16,21 +17,21 @@ from gpuscore.types.batch import Int32Array
 # Only tiles that hold a row are computed, so the empty part of a bucket costs little.
 SMALLEST_BUCKET = 64
 GROWTH = 8
-LABELS_PER_TOKEN = 2  # labels that have room in the batch itself, per token of the bucket
+LABELS_PER_TOKEN = 2  # labels that the batch's own program computes, per token of the bucket
 
 
-Ints: TypeAlias = Any  # int32: NumPy's arrays on the host, JAX's in a program
+Ints: TypeAlias = Any  # int32: NumPy arrays on the host, JAX arrays in a program
 
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """Rows and keys that one iteration of a program's loops computes."""
+    """The rows and keys that one iteration of a program's loops computes."""
 
     rows: int  # query rows of attention; divides every bucket
-    own_keys: int  # keys of this batch; divides every bucket, and is no less than a page
+    batch_keys: int  # keys of the batch; divides every bucket, and is at least a page
     prefix_pages: int  # pages of cached keys
-    # Rows of matrix products, most first; each divides the bucket. A larger one is taken while at
-    # least three quarters of it are left.
+    # Rows of one matrix product, the largest first; each divides the bucket. A size is used while
+    # at least three quarters of so many rows are left.
     product_rows: tuple[int, ...]
 
 
@@ -49,18 +50,18 @@ class ProgramSizes:
 
     @property
     def labels(self) -> int:
-        """Labels that have room in the batch itself."""
+        """Labels that the batch's own program computes; the others are computed after it."""
         return LABELS_PER_TOKEN * self.tokens
 
 
 class Numbers(NamedTuple):
-    """Counts of a batch; each [1]."""
+    """Numbers of a batch; each [1]."""
 
     rows: Ints
-    scored: Ints  # rows
+    scored: Ints  # scored rows
     runs: Ints
     labels: Ints
-    wanted: Ints  # statistics over the vocabulary, see `label_head`
+    statistics: Ints  # NOTHING, ONE or MANY of `label_head`
 
 
 class Rows(NamedTuple):
@@ -74,8 +75,8 @@ class Rows(NamedTuple):
 class Bounds(NamedTuple):
     """Half-open ranges that hold everything that the rows of a tile may see, each [tiles]."""
 
-    own_start: Ints  # entries of `Tiles.blocks`
-    own_stop: Ints
+    block_start: Ints  # entries of `Tiles.blocks`
+    block_stop: Ints
     request_start: Ints  # requests with a prefix
     request_stop: Ints
     position: Ints  # smallest position of its rows
@@ -86,10 +87,10 @@ class Tiles(NamedTuple):
 
     rows: Rows  # each [T]
     bounds: Bounds
-    blocks: Ints  # blocks of the batch's rows, `TileSizes.own_keys` each; ascending in a tile
+    blocks: Ints  # blocks of the batch's rows, `TileSizes.batch_keys` each; ascending in a tile
 
 
-Chosen: TypeAlias = tuple[Tiles, Any]  # of some rows, and their number, int32 []
+RowTiles: TypeAlias = tuple[Tiles, Any]  # the tiles of some rows, and the rows' number, int32 []
 
 
 class Tables(NamedTuple):
@@ -98,17 +99,17 @@ class Tables(NamedTuple):
     numbers: Numbers
     token_ids: Ints  # [T]
     positions: Ints  # [T]
-    # [T] first later row that does not continue the row's segment. In preorder all rows between
-    # continue it, so row i sees row j if and only if j <= i < seen_until[j].
+    # [T] the first row after the row's segment and its descendants. These are consecutive, because
+    # segments are in preorder: row i sees row j if and only if j <= i < seen_until[j].
     seen_until: Ints
     run_rows: Ints  # [T] first row of each run of rows that are kept in consecutive slots of a page
     run_slots: Ints  # [T] slot of that row
     run_lens: Ints  # [T]
-    prefix_lens: Ints  # [R] cached tokens of each request that has some
+    prefix_lens: Ints  # [R] cached tokens of each request with a prefix
     block_starts: Ints  # [R + 1] first block of its pages; a block is `prefix_pages` pages
     pages: Ints  # [P] of all requests with a prefix; the last page of each fills its last block
-    every: Tiles  # all rows
-    scored: Tiles  # score_rows
+    all_rows: Tiles  # of all rows
+    scored: Tiles  # of score_rows
     label_rows: Ints  # [labels] scored row of each label
     label_ids: Ints  # [labels]
 
@@ -129,13 +130,13 @@ def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
 
 
 def page_entries(lengths: np.ndarray, tiling: TileSizes, page_size: int) -> Int32Array:
-    """Number of entries of `Tables.pages` for prefixes of these lengths, in whole blocks."""
+    """Return the entries of `Tables.pages` for prefixes of these lengths, in whole blocks."""
     blocks = -(-lengths // (tiling.prefix_pages * page_size))
     return (blocks * tiling.prefix_pages).astype(np.int32)
 
 
 def divided(buffer: Ints, sizes: ProgramSizes) -> Tables:
-    """Divide a batch's single array into its tables: views in NumPy, slices in a program."""
+    """Return the tables in a batch's array: views of it in NumPy, slices in a program."""
     start = 0
 
     def take(length: Any) -> Any:
@@ -159,8 +160,9 @@ def buffer_length(sizes: ProgramSizes) -> int:
 
 
 def product_tiles(rows: Ints, tiling: TileSizes) -> Iterator[tuple[Ints, Ints]]:
-    """Yield first row and number of the tiles of each size of `TileSizes.product_rows`."""
-    first, *_, last = 0, *tiling.product_rows
+    """Yield for each size of `TileSizes.product_rows` the first row and the number of its tiles."""
+    first = 0
+    last = tiling.product_rows[-1]
     for size in tiling.product_rows:
         left = (rows - first) * (rows > first)
         count = (left + (last - 1 if size == last else size // 4)) // size
@@ -173,7 +175,7 @@ def _lengths(sizes: ProgramSizes) -> Tables:
     tokens = sizes.tokens
     tiling = sizes.tiling
     count = tokens // tiling.rows
-    blocks = count * (tokens // tiling.own_keys)
+    blocks = count * (tokens // tiling.batch_keys)
     tiles = Tiles(
         Rows(*(tokens,) * len(Rows._fields)), Bounds(*(count,) * len(Bounds._fields)), blocks
     )
@@ -184,7 +186,7 @@ def _lengths(sizes: ProgramSizes) -> Tables:
         prefix_lens=sizes.requests,
         block_starts=sizes.requests + 1,
         pages=sizes.pages,
-        every=tiles,
+        all_rows=tiles,
         scored=tiles,
         label_rows=sizes.labels,
         label_ids=sizes.labels,

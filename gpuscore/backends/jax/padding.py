@@ -16,14 +16,14 @@ from gpuscore.backends.jax.layout import (
 from gpuscore.types.batch import Int32Array, PackedBatch
 
 
-def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int) -> Int32Array:
+def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, statistics: int) -> Int32Array:
     """Return the array of a batch, for a program of these sizes, which must be large enough.
 
-    `divided` gives its tables. Labels that have no room are left out, the last rows' labels first.
+    `divided` returns its tables. It holds at most `sizes.labels` labels, those of the first rows.
     """
     buffer = np.zeros(buffer_length(sizes), np.int32)
     tables = divided(buffer, sizes)
-    room = sizes.labels
+    max_labels = sizes.labels
     segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))  # [T]
     requests = np.unique(batch.request_of)
     requests = requests[batch.prefix_lens[requests] > 0]
@@ -43,25 +43,30 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int)
     ):
         fill(table, values)
     _fill_prefixes(tables, batch, requests, sizes.tiling, page_size=page_size)
-    for tiles, chosen in ((tables.every, rows.place), (tables.scored, batch.score_rows)):
+    for tiles, chosen in ((tables.all_rows, rows.place), (tables.scored, batch.score_rows)):
         _fill_tiles(tiles, batch, segment_of, rows, chosen=chosen, sizes=sizes)
     label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
-    fill(tables.label_rows, label_rows[:room])
-    fill(tables.label_ids, batch.label_token_ids[:room])
-    counts = (batch.num_tokens, len(batch.score_rows), len(runs[0]), min(len(label_rows), room))
-    for number, count in zip(tables.numbers, (*counts, wanted), strict=True):
+    fill(tables.label_rows, label_rows[:max_labels])
+    fill(tables.label_ids, batch.label_token_ids[:max_labels])
+    counts = (
+        batch.num_tokens,
+        len(batch.score_rows),
+        len(runs[0]),
+        min(len(label_rows), max_labels),
+    )
+    for number, count in zip(tables.numbers, (*counts, statistics), strict=True):
         number[0] = count
     return buffer
 
 
 def _seen_until(batch: PackedBatch) -> np.ndarray:
     """Return for each segment the end of its descendants, which in preorder follow it directly."""
-    own = batch.cu_seqlens[1:]
-    above = batch.parent
-    ends = own.copy()
-    while (above >= 0).any():
-        np.maximum.at(ends, above[above >= 0], own[above >= 0])
-        above = np.where(above >= 0, batch.parent[above], -1)
+    segment_ends = batch.cu_seqlens[1:]
+    ancestor = batch.parent
+    ends = segment_ends.copy()
+    while (ancestor >= 0).any():
+        np.maximum.at(ends, ancestor[ancestor >= 0], segment_ends[ancestor >= 0])
+        ancestor = np.where(ancestor >= 0, batch.parent[ancestor], -1)
     return ends
 
 
@@ -117,21 +122,21 @@ def _fill_tiles(
     seen = _seen_blocks(batch, segment_of, chosen, sizes)
     tile, block = np.nonzero(seen)
     fill(tiles.blocks, block)
-    stops = np.cumsum(np.bincount(tile, minlength=len(bounds.own_stop)))
-    bounds.own_stop[:] = stops
-    bounds.own_start[1:] = stops[:-1]
+    stops = np.cumsum(np.bincount(tile, minlength=len(bounds.block_stop)))
+    bounds.block_stop[:] = stops
+    bounds.block_start[1:] = stops[:-1]
 
 
 def _seen_blocks(
     batch: PackedBatch, segment_of: np.ndarray, chosen: Int32Array, sizes: ProgramSizes
 ) -> np.ndarray:
     """Return bool [tiles, blocks]: whether a block holds a key that a row of the tile sees."""
-    keys = sizes.tiling.own_keys
+    keys = sizes.tiling.batch_keys
     segments = len(batch.parent)
     tile = np.arange(len(chosen)) // sizes.tiling.rows
     segment = segment_of[chosen]
     begins = np.flatnonzero(np.diff(tile * segments + segment, prepend=-1))
-    stop = np.maximum.reduceat(chosen, begins) + 1  # of what the tile's rows see of their own
+    stop = np.maximum.reduceat(chosen, begins) + 1  # the end of what they see of their own segment
     tile = tile[begins]
     segment = segment[begins]
     ends = np.zeros((sizes.tokens // sizes.tiling.rows, sizes.tokens // keys + 1), np.int32)

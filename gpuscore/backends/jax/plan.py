@@ -49,7 +49,7 @@ ARCHITECTURES = (
 # A CPU's tiles fit its caches; on other devices one tile has to keep the device busy. The numbers
 # for other devices were not measured on hardware.
 ROWS = {"cpu": 128, "cuda": 512, "tpu": 512}
-OWN_KEYS = {"cpu": 64, "cuda": 512, "tpu": 512}
+BATCH_KEYS = {"cpu": 64, "cuda": 512, "tpu": 512}
 PREFIX_KEYS = {"cpu": 512, "cuda": 2048, "tpu": 2048}
 # Rows of matrix products: a TPU v6e reads weights in the time of 560 rows' products.
 PRODUCT_ROWS = {"cpu": (128,), "cuda": (512,), "tpu": (2048, 512)}
@@ -108,12 +108,12 @@ class JaxPlan:
         rows, keys, prefix = (
             (KERNEL_ROWS, KERNEL_KEYS, min(KERNEL_KEYS, tokens))
             if kernel
-            else (ROWS[kind], OWN_KEYS[kind], PREFIX_KEYS[kind])
+            else (ROWS[kind], BATCH_KEYS[kind], PREFIX_KEYS[kind])
         )
         of_products = tuple(size for size in PRODUCT_ROWS[kind] if tokens % size == 0)
         tiling = TileSizes(
             rows=min(rows, tokens),
-            own_keys=min(keys, tokens),
+            batch_keys=min(keys, tokens),
             prefix_pages=prefix // self.pages.size,
             product_rows=of_products or (tokens,),
         )
@@ -238,12 +238,12 @@ def _refuse_float16(dtype: str, kind: str) -> None:
         )
 
 
-def _attention(wanted: str, kind: str) -> str:
-    if wanted == "pallas" and kind != "tpu":
+def _attention(requested: str, kind: str) -> str:
+    if requested == "pallas" and kind != "tpu":
         raise ConfigError(f"--attention pallas: device is {kind}; supported: tpu")
-    if wanted == "auto":
+    if requested == "auto":
         return "pallas" if kind == "tpu" else "xla"
-    return wanted
+    return requested
 
 
 # Option -> the values that --backend jax accepts, and the reason why it accepts no others.

@@ -12,33 +12,33 @@ from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.common.plan import nvidia_device
 from gpuscore.errors import ConfigError
 
-# JAX takes a part of a GPU's memory at its first use, three quarters if these do not say else.
-# Without that its allocator doubles the region that it asks for each time, so that pages of more
-# than half of the memory have no room.
+# JAX takes a part of a GPU's memory at its first use: three quarters, unless these variables say
+# otherwise. If it may not, its allocator doubles its region step by step, and then cannot provide
+# pages that take more than half of the memory.
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-SHARE = 0.9  # of the memory that torch has left; the rest is for libraries
+FREE_FRACTION = 0.9  # of the memory that torch has left free; the rest is for libraries
 
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}  # as --device calls them
 
 
-def find_device(wanted: str) -> jax.Device:
-    """Return the first device of that kind; "auto" is JAX's own choice.
+def find_device(requested: str) -> jax.Device:
+    """Return the first device of a kind; "auto" is JAX's own choice.
 
     Raises:
         ConfigError: JAX sees no such device, or chose the CPU of a machine with an NVIDIA device.
     """
     leave_torch_its_memory()
     try:
-        device: jax.Device = (jax.devices() if wanted == "auto" else jax.devices(wanted))[0]
+        device: jax.Device = (jax.devices() if requested == "auto" else jax.devices(requested))[0]
     except RuntimeError as error:
-        there = ", ".join(sorted({kind_of(device) for device in jax.devices()}))
+        kinds = ", ".join(sorted({kind_of(device) for device in jax.devices()}))
         raise ConfigError(
-            f"--device {wanted}: this JAX sees no such device; supported here: {there}"
+            f"--device {requested}: this JAX sees no such device; supported here: {kinds}"
         ) from error
-    node = nvidia_device() if wanted == "auto" and device.platform == "cpu" else None
+    node = nvidia_device() if requested == "auto" and device.platform == "cpu" else None
     if node is not None:
         installed = any(map(find_spec, CUDA_PLUGINS))
         why = "the log has JAX's reason" if installed else "this is JAX without CUDA"
@@ -52,24 +52,24 @@ def find_device(wanted: str) -> jax.Device:
 def leave_torch_its_memory() -> None:
     """Let JAX take a part of the free memory if torch in this process uses the GPU already.
 
-    A value of the user stays, and so does JAX's choice once it has begun to use the GPU.
+    The user's own value is kept. There is no effect once JAX has begun to use the GPU.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or {FRACTION, OLD_FRACTION} & {*os.environ}:
         return
     free, total = torch.cuda.mem_get_info()
-    os.environ[FRACTION] = f"{min(0.75, SHARE * free / total):.3f}"
+    os.environ[FRACTION] = f"{min(0.75, FREE_FRACTION * free / total):.3f}"
 
 
 def kind_of(device: jax.Device) -> str:
-    """Return cpu, cuda or tpu; raises ConfigError for any other device."""
+    """Return cpu, cuda or tpu; raise ConfigError for any other device."""
     if device.platform not in KINDS:
         raise ConfigError(f"--device: JAX's device is {device.platform}; supported: cpu, cuda, tpu")
     return KINDS[device.platform]
 
 
 def free_memory(device: jax.Device) -> int:
-    """Bytes that this process can still take; on a CPU, of the machine's or container's memory."""
+    """Return the bytes that this process can still take, on a CPU of the machine's memory."""
     stats = device.memory_stats()
     if stats is None:
         return HostMemory().free()
@@ -93,7 +93,7 @@ def as_config_error(what: str, remedy: str) -> Iterator[None]:
     """Turn an error of XLA at start into a ConfigError.
 
     Args:
-        what: was being made, with its size.
+        what: what JAX was making, with its size.
         remedy: settings that may help.
     """
     try:

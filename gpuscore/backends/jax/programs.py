@@ -16,8 +16,8 @@ from gpuscore.backends.jax.decoder import Decoder, DecoderWeights
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_statistics
 from gpuscore.backends.jax.layout import (
-    Chosen,
     ProgramSizes,
+    RowTiles,
     TileSizes,
     buffer_length,
     divided,
@@ -62,11 +62,11 @@ class PaddedBatch:
     attends: Attend
 
     @property
-    def every(self) -> Chosen:
-        return self.attention.tables.every, self.attention.tables.numbers.rows[0]
+    def all_rows(self) -> RowTiles:
+        return self.attention.tables.all_rows, self.attention.tables.numbers.rows[0]
 
     @property
-    def scored(self) -> Chosen:
+    def scored(self) -> RowTiles:
         return self.attention.tables.scored, self.attention.tables.numbers.scored[0]
 
     @property
@@ -83,7 +83,7 @@ class PaddedBatch:
         q = jnp.zeros((1, heads.query, heads.dim), dtype)
         columns = jax.eval_shape(partial(self.attends.form, heads), q).shape[1]
         # Blocks of keys reach over the last row, where anything finite may stand.
-        kv = jnp.zeros((rows + 2 * self.attention.front, 2 * heads.width), dtype)
+        kv = jnp.zeros((rows + 2 * self.attention.margin, 2 * heads.width), dtype)
         return jnp.zeros((rows, columns), dtype), kv
 
     def put_queries(self, buffer: Array, q: Array, start: Array) -> Array:
@@ -95,12 +95,12 @@ class PaddedBatch:
         # The score of a hidden key is replaced, but a weight of 0 times NaN is NaN.
         fine = jnp.isfinite(kv[:, width:]).all(1, keepdims=True)
         kv = jnp.where(fine, kv, jnp.where(jnp.arange(2 * width) < width, jnp.nan, 0))
-        return put(buffer, kv.astype(buffer.dtype), self.attention.front + start)
+        return put(buffer, kv.astype(buffer.dtype), self.attention.margin + start)
 
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
         return store(self.attention, pool, layer, kv)
 
-    def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
+    def attend(self, chosen: RowTiles, keys: LayerKeys, q: Array) -> Array:
         with jax.named_scope("attend"):
             return self.attends(self.attention, chosen, keys, q)
 
@@ -134,7 +134,7 @@ def run(
     hidden, pool = decoder(tables.token_ids, tables.positions, batch, pool)
     rows = sizes.tiling.product_rows[-1]
     tiles = lax.div(numbers.scored[0] + rows - 1, rows)
-    statistics = vocab_statistics(hidden, weights.lm_head, tiles, numbers.wanted[0], rows=rows)
+    statistics = vocab_statistics(hidden, weights.lm_head, tiles, numbers.statistics[0], rows=rows)
     labels = (tables.label_rows, tables.label_ids, numbers.labels[0])
     return pool, ScoredRows(hidden, label_logits(hidden, weights.lm_head, *labels), *statistics)
 

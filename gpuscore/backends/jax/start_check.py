@@ -1,4 +1,4 @@
-"""The reference of the check at start, in plain jnp: the decoder with attention by a mask."""
+"""The reference of `common/start_check`: the decoder in plain jnp, with masked attention."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +12,19 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import LayerKeys, Pool
 from gpuscore.backends.jax.decoder import Decoder, DecoderWeights
 from gpuscore.backends.jax.label_head import VOCAB_TILE
-from gpuscore.backends.jax.layout import Bounds, Chosen, Rows, Tiles, TileSizes
+from gpuscore.backends.jax.layout import Bounds, Rows, RowTiles, Tiles, TileSizes
 from gpuscore.backends.jax.products import contract, part, put
 from gpuscore.types.batch import PackedBatch, RowScores, visible_rows
+
+NORMS = ("input_layernorm", "q_norm", "k_norm", "post_attention_layernorm")
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch:
-    """`decoder.ForwardContext` of a batch without cached tokens, all of whose rows are scored."""
+    """A `decoder.ForwardContext` without cached tokens, in which every row is scored."""
 
     config: DecoderConfig
-    seen: Array  # bool [T, T]
+    visible: Array  # bool [T, T]
     positions: Array  # [T]
 
     lanes = 1
@@ -30,15 +32,15 @@ class MaskedBatch:
     @property
     def tiling(self) -> TileSizes:
         rows = len(self.positions)
-        return TileSizes(rows=rows, own_keys=rows, prefix_pages=1, product_rows=(rows,))
+        return TileSizes(rows=rows, batch_keys=rows, prefix_pages=1, product_rows=(rows,))
 
     @property
-    def every(self) -> Chosen:
+    def all_rows(self) -> RowTiles:
         rows = Rows(jnp.arange(len(self.positions)), self.positions, self.positions)
-        nothing = jnp.zeros(1, jnp.int32)
-        return Tiles(rows, Bounds(*(nothing,) * 5), nothing), jnp.int32(len(self.positions))
+        unused = jnp.zeros(1, jnp.int32)
+        return Tiles(rows, Bounds(*(unused,) * 5), unused), jnp.int32(len(self.positions))
 
-    scored = every
+    scored = all_rows
 
     def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
         rows = len(self.positions)
@@ -56,18 +58,18 @@ class MaskedBatch:
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
         return pool
 
-    def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
+    def attend(self, chosen: RowTiles, keys: LayerKeys, q: Array) -> Array:
         config = self.config
         rows = len(q)
-        seen = self.seen & (self.positions > (self.positions - keys.window)[:, None])
+        visible = self.visible & (self.positions > (self.positions - keys.window)[:, None])
         k, values = jnp.split(keys.kv.reshape(rows, -1, config.head_dim), 2, axis=1)
         grouped = q.reshape(rows, config.num_kv_heads, -1, config.head_dim)
-        # Else float32 would be TF32 on CUDA, and bfloat16 on a TPU.
-        wide = {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
-        scores = jnp.einsum("tkgd,skd->kgts", grouped, k, **wide)
-        masked = jnp.where(seen, scores * config.attention_scale, -jnp.inf)
+        # By default float32 products are TF32 on CUDA, and bfloat16 on a TPU.
+        in_float32 = {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+        scores = jnp.einsum("tkgd,skd->kgts", grouped, k, **in_float32)
+        masked = jnp.where(visible, scores * config.attention_scale, -jnp.inf)
         weights = jax.nn.softmax(masked, axis=-1).astype(q.dtype)
-        outputs = jnp.einsum("kgts,skd->tkgd", weights, values, **wide)
+        outputs = jnp.einsum("kgts,skd->tkgd", weights, values, **in_float32)
         return outputs.reshape(rows, -1).astype(q.dtype)
 
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
@@ -77,21 +79,20 @@ class MaskedBatch:
 def reference_scores(
     batch: PackedBatch, weights: DecoderWeights, config: DecoderConfig, dtype: jnp.dtype
 ) -> RowScores:
-    """Return a batch's scores, computed in `dtype`: the weights' own, or float32."""
-    norms = ("input_layernorm", "q_norm", "k_norm", "post_attention_layernorm")
-    wide = {name: getattr(weights.layers, name) for name in norms}
-    wide = {name: norm.astype(dtype) for name, norm in wide.items() if norm is not None}
+    """Return a batch's scores, computed in `dtype`, which is the weights' dtype or float32."""
+    norms = {name: getattr(weights.layers, name) for name in NORMS}
+    converted = {name: norm.astype(dtype) for name, norm in norms.items() if norm is not None}
     rows = weights._replace(
         embed_tokens=weights.embed_tokens[batch.token_ids].astype(dtype),
-        layers=weights.layers._replace(**wide),
+        layers=weights.layers._replace(**converted),
         norm=weights.norm.astype(dtype),
     )
     hidden = jax.jit(partial(reference_hidden, config))(
         rows, jnp.asarray(batch.positions), jnp.asarray(visible_rows(batch))
     ).astype(jnp.float32)
-    tiles = range(0, len(weights.lm_head), VOCAB_TILE)
-    heads = (weights.lm_head[first : first + VOCAB_TILE].astype(jnp.float32) for first in tiles)
-    logits = np.concatenate([contract(hidden, head, ((1,), (1,))) for head in heads], axis=1)
+    starts = range(0, len(weights.lm_head), VOCAB_TILE)
+    tiles = (weights.lm_head[i : i + VOCAB_TILE].astype(jnp.float32) for i in starts)
+    logits = np.concatenate([contract(hidden, tile, ((1,), (1,))) for tile in tiles], axis=1)
     best = np.sort(logits, axis=1)[:, ::-1][:, : batch.num_top]
     lse = best[:, 0] + np.log(np.exp(logits - best[:, :1]).sum(axis=1))
     labels = logits[np.arange(len(logits)), batch.label_token_ids]
@@ -99,9 +100,9 @@ def reference_scores(
 
 
 def reference_hidden(
-    config: DecoderConfig, weights: DecoderWeights, positions: Array, seen: Array
+    config: DecoderConfig, weights: DecoderWeights, positions: Array, visible: Array
 ) -> Array:
-    """Return the hidden states of all tokens, which attend to those that they have `seen`."""
-    batch = MaskedBatch(config, seen, positions)
+    """Return the hidden states of all tokens. Each attends to the tokens `visible` to it."""
+    batch = MaskedBatch(config, visible, positions)
     rows = jnp.arange(len(positions))
     return Decoder(config, weights)(rows, positions, batch, Pool(jnp.zeros(0)))[0]

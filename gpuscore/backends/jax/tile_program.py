@@ -29,19 +29,19 @@ class Refs(NamedTuple):
     """Arguments of the kernel; those up to `pages` are prefetched before it begins."""
 
     numbers: Any  # layer, window, number of rows
-    own_start: Any  # see `layout.Bounds`
-    own_stop: Any
+    block_start: Any  # see `layout.Bounds`
+    block_stop: Any
     request_start: Any
     request_stop: Any
     position: Any
-    own_blocks: Any
+    batch_blocks: Any
     prefix_lens: Any
     block_starts: Any
     pages: Any
     row_fields: Any  # [1, FIELDS, rows] numbers of each query row
     key_fields: Any  # [blocks, 2, keys] numbers of each key of the batch
     q: Any  # [rows, H * span]
-    kv: Any  # [front + T + front, 2 * width] of the batch's own tokens, not on the chip
+    kv: Any  # [margin + T + margin, 2 * width] of the batch's own tokens, not on the chip
     pool: Any  # [layers, pages, page size, 2 * width], not on the chip
     out: Any  # [rows, H * span]
     buffer: Any  # [2, keys, 2 * width]; one half is read while the other is filled
@@ -60,7 +60,7 @@ class TileProgram:
     heads: Heads
     scale: float
     windowed: bool
-    front: int
+    margin: int
     refs: Refs
     tile: Array  # number of the tile
 
@@ -115,8 +115,8 @@ class TileProgram:
             def copy_next() -> None:
                 self._begin_copy(following, 1 - half)
 
-            # Waiting counts bytes, and every block has as many. So any block will do here.
-            self._own_copy(jnp.int32(0), half).wait()
+            # Waiting counts bytes, and all blocks have the same number. So any block will do here.
+            self._batch_copy(jnp.int32(0), half).wait()
 
             @pl.when(self._in_prefix(place))
             def of_prefix() -> None:
@@ -124,13 +124,13 @@ class TileProgram:
 
             @pl.when(~self._in_prefix(place))
             def of_batch() -> None:
-                self._mask_own(place, columns)
+                self._mask_batch(place, columns)
 
             self._add(half)
             return following, 1 - half
 
         request = refs.request_start[tile]
-        begin = request, self._first_block(request), refs.own_start[tile]
+        begin = request, self._first_block(request), refs.block_start[tile]
         self._begin_copy(begin, jnp.int32(0))
         lax.while_loop(lambda state: self._exists(state[0]), add_block, (begin, jnp.int32(0)))
 
@@ -139,7 +139,7 @@ class TileProgram:
         return place[0] < last
 
     def _exists(self, place: Place) -> Array:
-        last: Array = self.refs.own_stop[self.tile]
+        last: Array = self.refs.block_stop[self.tile]
         return self._in_prefix(place) | (place[2] < last)
 
     def _stop(self, request: Array) -> Array:
@@ -159,12 +159,12 @@ class TileProgram:
 
     def _after(self, place: Place) -> Place:
         """Return the block that follows."""
-        request, block, own = place
+        request, block, index = place
         of_prefix = self._in_prefix(place)
         ends = of_prefix & (block + 1 >= self._stop(request))
         following = jnp.where(ends, request + 1, request)
         block = jnp.where(ends, self._first_block(following), block + 1)
-        return following, block, jnp.where(of_prefix, own, own + 1)
+        return following, block, jnp.where(of_prefix, index, index + 1)
 
     def _begin_copy(self, place: Place, half: Array) -> None:
         refs = self.refs
@@ -185,16 +185,15 @@ class TileProgram:
             lax.fori_loop(0, count, of_page, None)
 
         @pl.when(~self._in_prefix(place))
-        def copy_own() -> None:
-            self._own_copy(refs.own_blocks[place[2]], half).start()
+        def copy_from_batch() -> None:
+            self._batch_copy(refs.batch_blocks[place[2]], half).start()
 
-    def _own_copy(self, block: Array, half: Array) -> Any:
+    def _batch_copy(self, block: Array, half: Array) -> Any:
         """Return the copy of a block of the batch's own keys and values, not started."""
         refs = self.refs
-        start = pl.multiple_of(self.front + block * self.keys, self.keys)
-        there = refs.buffer.at[half]
+        start = pl.multiple_of(self.margin + block * self.keys, self.keys)
         return pltpu.make_async_copy(
-            refs.kv.at[pl.ds(start, self.keys)], there, refs.semaphores.at[half]
+            refs.kv.at[pl.ds(start, self.keys)], refs.buffer.at[half], refs.semaphores.at[half]
         )
 
     def _mask_prefix(self, place: Place, half: Array, columns: Array) -> None:
@@ -216,9 +215,9 @@ class TileProgram:
             held = refs.buffer[half]
             refs.buffer[half] = jnp.where(inside, held, jnp.zeros_like(held))
 
-    def _mask_own(self, place: Place, columns: Array) -> None:
+    def _mask_batch(self, place: Place, columns: Array) -> None:
         refs = self.refs
-        block = self.refs.own_blocks[place[2]]
+        block = self.refs.batch_blocks[place[2]]
         key = block * self.keys + lax.broadcasted_iota(jnp.int32, (1, self.keys), 1)
         key_fields = refs.key_fields[block]
         visible = (key <= columns[:, :1]) & (key_fields[:1] > columns[:, :1])
@@ -255,10 +254,10 @@ class TileProgram:
             refs.max_score[of_span] = jnp.broadcast_to(most, (members, LANES))
 
 
-def kernel(heads: Heads, scale: float, windowed: bool, front: int, *refs: Any) -> None:
+def kernel(heads: Heads, scale: float, windowed: bool, margin: int, *refs: Any) -> None:
     """Compute one tile; Pallas runs this as one program."""
     number = pl.program_id(0)
-    TileProgram(heads, scale, windowed, front, refs=Refs(*refs), tile=number).run()
+    TileProgram(heads, scale, windowed, margin, refs=Refs(*refs), tile=number).run()
 
 
 def _placed(heads: Heads) -> Iterator[tuple[int, int, int]]:

@@ -33,7 +33,7 @@ from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.delta_net.states import StatePool
-from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
+from gpuscore.backends.torch.devices import bytes_outside_allocator, memory_of, sum_in_float32
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kernels import in_triton
@@ -52,7 +52,7 @@ from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
-from gpuscore.backends.torch.start_check import WideHead, reference
+from gpuscore.backends.torch.start_check import Float32Head, reference
 from gpuscore.backends.torch.weights import DecoderWeights, shortened
 from gpuscore.backends.torch.work_thread import Done, WorkThread, translate_errors
 from gpuscore.errors import ConfigError
@@ -60,7 +60,7 @@ from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.extend_attention.reference import extend_attention
-from gpuscore_kernels.hopper import gated_product
+from gpuscore_kernels.hopper import FEWEST_ROWS, gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
 from gpuscore_kernels.row_functions.build import BuildError
 
@@ -136,7 +136,7 @@ class TorchBackend:
             self.launcher.release()
             del self.launcher  # its pages and graphs make room
             states = plan.pages.num_states
-            self.launcher = self._make_launcher(config, weights, num_pages, states)
+            self.launcher = self._make_launcher(config, weights, num_pages, states, FEWEST_ROWS)
         except BuildError as error:
             self.close()
             raise ConfigError(f"--attention {plan.attention}: {error}") from error
@@ -179,10 +179,10 @@ class TorchBackend:
             self._set_up()
 
     def extend(self, batch: PackedBatch) -> Launched:
-        work = partial(translate_errors, lambda: self.launcher.launch(batch), self.device)
-        # While another batch is in flight the device has work, and the caller a next batch to plan.
-        here = not self._uncollected and self.launcher.is_quick(batch)
-        pending: Launched = self._thread.do(work) if here else self._thread.submit(work)
+        task = partial(translate_errors, lambda: self.launcher.launch(batch), self.device)
+        # While another batch is in flight, the device is busy and the caller can plan the next one.
+        at_once = not self._uncollected and self.launcher.is_quick(batch)
+        pending: Launched = self._thread.do(task) if at_once else self._thread.submit(task)
         self._uncollected.add(pending)
         return pending
 
@@ -196,18 +196,13 @@ class TorchBackend:
     def _run(self, run: Callable[[], ResultT]) -> Future[ResultT]:
         return self._thread.submit(partial(translate_errors, run, self.device))
 
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest segment."""
-        return min(self.plan.max_tokens, self.plan.max_model_len)
-
     def _make_launcher(
         self,
         config: DecoderConfig,
         weights: DecoderWeights,
         num_pages: int,
         num_states: int,
-        gated_from: int | None = None,
+        gated_from: int,
     ) -> Launcher:
         plan = self.plan
         operators = Operators(
@@ -257,7 +252,7 @@ class TorchBackend:
                 head = ShardedVocabulary(group, whole.vocab_size, head)
             return run_on(reference(config, weights, head, self._embedding, dtype=dtype))
 
-        exact = plainly(torch.float32, WideHead(whole.final_softcap))
+        exact = plainly(torch.float32, Float32Head(whole.final_softcap))
         eight_bits = plan.precision == "int8"
         rounded = None
         if plan.dtype != torch.float32:
@@ -326,7 +321,7 @@ class TorchBackend:
         if not self.plan.graph_tokens or self.device.type != "cuda":
             return 0
         captured: list[int] = []
-        taken = taken_beside(
+        taken = bytes_outside_allocator(
             self.device,
             lambda: captured.append(self._run(self.launcher.capture).result()),
         )
@@ -337,7 +332,8 @@ class TorchBackend:
 
     def _set_up(self) -> None:
         rows = (1, TILE_ROWS + 1) if self.plan.kernels else (1,)  # fewer and more than a tile
-        self.run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
+        longest = min(self.plan.max_tokens, self.plan.max_model_len)  # tokens of a segment
+        self.run_all(warmup_batches(longest, self.plan.pages.size, rows))
 
     def run_all(self, batches: Iterable[PackedBatch]) -> None:
         """Compute batches one after the other, for their memory or their set-up alone."""

@@ -22,9 +22,9 @@ _INSTRUCTIONS = {
 def choose_device(name: str) -> torch.device:
     """Return the device for a `--device`.
 
-    "auto" is CUDA if torch can use it, else the CPU. It is refused on a machine with an NVIDIA
-    device that torch cannot use, torch's CPU build included: nothing but its slowness would show
-    that a model runs on the CPU.
+    "auto" is CUDA if torch can use it, else the CPU. If the machine has an NVIDIA device that torch
+    cannot use, "auto" is an error: otherwise the model would run slowly on the CPU, and nothing
+    would say so. The CPU build of torch is such a case.
 
     Raises:
         ConfigError: the device cannot be used.
@@ -43,18 +43,18 @@ def choose_device(name: str) -> torch.device:
             )
         return torch.device("cuda")
     if name == "cuda":
-        raise ConfigError(f"--device cuda: this torch sees no CUDA device: {_why_not()}")
+        raise ConfigError(f"--device cuda: this torch sees no CUDA device: {_why_no_cuda()}")
     node = nvidia_device()
     if node is not None:
         raise ConfigError(
             f"--device auto: this machine has an NVIDIA device, {node}, that cannot be used: "
-            f"{_why_not()}; make it usable, or choose --device cpu"
+            f"{_why_no_cuda()}; make it usable, or choose --device cpu"
         )
     return torch.device("cpu")
 
 
 def check_devices(ranks: int, device: torch.device) -> None:
-    """Raise ConfigError if `--tensor-parallel` has too few devices; ranks share a CPU."""
+    """Raise ConfigError if `--tensor-parallel` has too few GPUs. Ranks may share a CPU."""
     if device.type == "cpu" or ranks == 1:
         return
     if count_cuda() < ranks:
@@ -69,17 +69,17 @@ def count_cuda() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _why_not() -> str:
+def _why_no_cuda() -> str:
     """Say why torch cannot use CUDA, and what it needs."""
     cuda = torch.version.cuda
     if cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     needs = f"CUDA {cuda} needs a driver of version {DRIVERS[int(cuda.split('.')[0])]} or newer"
-    return f"{_error_of_cuda()}; {needs}, whose libraries the dynamic linker finds"
+    return f"{_cuda_error()}; {needs}, with its libraries where the dynamic linker finds them"
 
 
-def _error_of_cuda() -> str:
-    """Return the first sentence with which torch refuses to start CUDA."""
+def _cuda_error() -> str:
+    """Return the first sentence of torch's error when it starts CUDA."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:  # the latter without CUDA's runtime library
@@ -88,10 +88,10 @@ def _error_of_cuda() -> str:
 
 
 def computes_natively(dtype: str) -> bool:
-    """True if this CPU has instructions for matrix products in `dtype`.
+    """Return True if this CPU has instructions for matrix products in `dtype`.
 
-    oneDNN also supports formats that it emulates: bfloat16 on any x86 CPU with AVX-512, which takes
-    over twice the time of float32.
+    oneDNN also emulates formats: bfloat16 on any x86 CPU with AVX-512, which takes over twice the
+    time of float32.
     """
     features = torch.cpu.get_capabilities()
     if features.get("architecture") == "x86_64" and dtype in _INSTRUCTIONS:
@@ -104,10 +104,10 @@ def computes_natively(dtype: str) -> bool:
 
 
 def sum_in_float32() -> None:
-    """Keep cuBLAS from adding the partial sums of a product in bfloat16 or float16.
+    """Let cuBLAS add partial sums in float32 only, never in bfloat16 or float16.
 
-    torch allows that by default where a product is split along its sums, which happens to products
-    of few rows. The setting is of the whole process. TF32 is off by default, and stays as it is.
+    By default torch allows the latter when a matrix product is split along K (split-K), which
+    happens with few rows. The setting holds for the whole process. TF32 is off by default.
     """
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -115,7 +115,7 @@ def sum_in_float32() -> None:
 
 
 def memory_of(device: torch.device, ranks: int = 1) -> Memory:
-    """Return the memory of a rank; ranks share a CPU's memory, and have GPUs of their own."""
+    """Return the memory of a rank. Each rank has its own GPU; on a CPU they share the memory."""
     if device.type == "cuda":
         return DeviceMemory(device)
     return HostMemory(parts=ranks)
@@ -131,28 +131,28 @@ class DeviceMemory:
         return int(torch.cuda.mem_get_info(self._device)[0])
 
     def growth(self, *parts: Callable[[], object]) -> int | None:
-        """Memory that torch's allocator took during each part, plus what was taken outside of it.
-
-        Blocks that the allocator keeps free between its allocations count as taken. Outside of it
-        are workspaces and code of libraries, and other processes.
-        """
+        """Return the sum of the parts' peaks, see `peak`."""
         return sum(map(self.peak, parts))
 
     def peak(self, run: Callable[[], object]) -> int:
-        """Memory that was taken during `run`."""
+        """Return the bytes that `run` takes, in torch's allocator and outside of it.
+
+        Free blocks that the allocator keeps count as taken. Outside of it are the workspaces and
+        code of libraries, and other processes.
+        """
         self.trim()
         torch.cuda.reset_peak_memory_stats(self._device)
         reserved = torch.cuda.memory_reserved(self._device)
-        beside = taken_beside(self._device, run)
-        return torch.cuda.max_memory_reserved(self._device) - reserved + beside
+        outside = bytes_outside_allocator(self._device, run)
+        return torch.cuda.max_memory_reserved(self._device) - reserved + outside
 
     def trim(self) -> None:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
 
-def taken_beside(device: torch.device, run: Callable[[], object]) -> int:
-    """Return the bytes that a run has taken outside of torch's allocator, such as for graphs."""
+def bytes_outside_allocator(device: torch.device, run: Callable[[], object]) -> int:
+    """Return the bytes that `run` takes outside of torch's allocator, for example for graphs."""
 
     def used() -> int:
         torch.cuda.synchronize(device)

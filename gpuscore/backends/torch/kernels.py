@@ -21,12 +21,14 @@ from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_nor
 
 logger = logging.getLogger(__name__)
 
+OLDEST = 8  # major compute capability
+
 
 def use_kernels(setting: str, device: torch.device, dtype: torch.dtype) -> bool:
     """True if Triton's kernels are to run; raises ConfigError if the setting is not possible."""
     if setting == "torch" or (setting == "auto" and device.type == "cpu"):
         return False
-    reason = _why_not(device, dtype)
+    reason = why_no_triton(device, dtype)
     if reason is None:
         return True
     if setting == "triton":
@@ -35,13 +37,14 @@ def use_kernels(setting: str, device: torch.device, dtype: torch.dtype) -> bool:
     return False
 
 
-def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say why no kernel of Triton's can run; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed here; pip install triton"
     if device.type == "cuda":
-        if torch.cuda.get_device_capability(device) < (8, 0):
-            return "the device is older than sm_80"
-        return None
+        major, minor = torch.cuda.get_device_capability(device)
+        older = f"compute capability is {major}.{minor}; supported: 8.0 and newer"
+        return older if major < OLDEST else None
     if os.environ.get("TRITON_INTERPRET") != "1":
         return "device is cpu; supported: cuda (and Triton's interpreter, for tests)"
     if dtype == torch.bfloat16:

@@ -6,6 +6,7 @@ runs our Triton kernels as CUDA graphs.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -41,24 +42,16 @@ class Head(Protocol):
         """Return the log-sum-exp [M] and the most probable tokens [M, num_top] of these rows."""
 
 
+@dataclass(frozen=True, slots=True)
 class WholeHead:
-    """A label head over the whole vocabulary; `ShardedVocabulary` divides it between ranks.
+    """A label head over the whole vocabulary; `ShardedVocabulary` divides it between ranks."""
 
-    Args:
-        impl: which implementation of the kernels to call.
-        softcap: limit of the logits; None = no limit.
-        products: replaces the reference's matrix product for few rows.
-    """
-
-    def __init__(
-        self, impl: Implementation, softcap: float | None, products: Products | None = None
-    ) -> None:
-        self._impl: Implementation = impl
-        self._softcap = softcap
-        self._products = products
+    impl: Implementation  # of the kernels
+    softcap: float | None  # limit of the logits; None = no limit
+    products: Products | None = None  # replaces the reference's matrix product for few rows
 
     def logits(self, hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor) -> Tensor:
-        return label_logits(hidden, weight, rows, label_ids, softcap=self._softcap, impl=self._impl)
+        return label_logits(hidden, weight, rows, label_ids, softcap=self.softcap, impl=self.impl)
 
     def statistics(
         self, hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int
@@ -68,9 +61,9 @@ class WholeHead:
             weight,
             rows,
             num_top=num_top,
-            softcap=self._softcap,
-            products=self._products,
-            impl=self._impl,
+            softcap=self.softcap,
+            products=self.products,
+            impl=self.impl,
         )
 
 
@@ -115,25 +108,16 @@ class Launcher(ABC):
         """Drop all graphs; nothing may be launched afterwards."""
 
 
+@dataclass(eq=False)
 class PlainLauncher(Launcher):
     """Launches one operator after another; when `launch` returns, the scores are known."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        pool: KVPool,
-        attention: AttentionBackend,
-        linear: DeltaNetBackend | None,
-        *,
-        head: Head,
-        by_rows: ByRows,
-    ) -> None:
-        self.decoder = decoder
-        self.pool = pool
-        self.attention = attention
-        self.linear = linear
-        self._by_rows = by_rows
-        self._head = head
+    decoder: Decoder
+    pool: KVPool
+    attention: AttentionBackend
+    linear: DeltaNetBackend | None
+    head: Head
+    by_rows: ByRows
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
@@ -155,17 +139,17 @@ class PlainLauncher(Launcher):
         weight = self.decoder.weights.lm_head
 
         def label_logits(rows: Tensor, ids: Tensor) -> Tensor:
-            return self._head.logits(hidden, weight, rows, ids)
+            return self.head.logits(hidden, weight, rows, ids)
 
         def statistics(rows: Tensor) -> tuple[Tensor, ...]:
-            found = self._head.statistics(hidden, weight, rows, batch.num_top)
+            found = self.head.statistics(hidden, weight, rows, batch.num_top)
             return tuple(values for values in found if values is not None)
 
-        logits = self._by_rows(label_logits, 2)(
+        logits = self.by_rows(label_logits, 2)(
             self._to_device(label_rows(batch)), self._to_device(batch.label_token_ids)
         )
         rows = statistics_rows(batch)
-        found = self._by_rows(statistics)(self._to_device(rows)) if len(rows) else ()
+        found = self.by_rows(statistics)(self._to_device(rows)) if len(rows) else ()
         return row_scores(batch, logits.cpu().numpy(), [values.cpu().numpy() for values in found])
 
     def _to_device(self, values: np.ndarray) -> Tensor:

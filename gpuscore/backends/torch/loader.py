@@ -31,24 +31,24 @@ from gpuscore_kernels.quantized import spread
 
 
 class WeightFormat(NamedTuple):
-    """Form and place of weights; those of a quantised checkpoint are converted with "w8a16"."""
+    """The dtype, device and precision of loaded weights."""
 
     dtype: torch.dtype
     device: torch.device
-    precision: Precision = "full"  # of linear layers
+    precision: Precision = "full"  # of linear layers; "w8a16" dequantises quantised weights
 
 
 def load_weights(
     directory: Path,
     architecture: Architecture,
-    form: WeightFormat,
+    weight_format: WeightFormat,
     group: RankGroup | None = None,
 ) -> DecoderWeights:
     """Read and check all weights, or with `group` this rank's shard of them.
 
     Args:
         directory, architecture: the checkpoint, and what its config.json describes.
-        form: what the weights become.
+        weight_format: the dtype, device and precision of the result.
         group: the ranks that share the model.
 
     Raises:
@@ -56,28 +56,28 @@ def load_weights(
     """
     shard = ALL if group is None else group.shard
     with CheckpointFiles(directory, architecture, "pt", shard) as files:
-        return Checkpoint(files, architecture, form, group).read()
+        return Checkpoint(files, architecture, weight_format, group).read()
 
 
 class Checkpoint:
-    """Reads a checkpoint's tensors one at a time, directly into the wanted dtype.
+    """Reads a checkpoint's tensors one at a time, directly into the dtype of the model.
 
     Args:
         files, architecture: the open checkpoint, and what its config.json describes.
-        form, group: the arguments of `load_weights`.
+        weight_format, group: the arguments of `load_weights`.
     """
 
     def __init__(
         self,
         files: CheckpointFiles,
         architecture: Architecture,
-        form: WeightFormat,
+        weight_format: WeightFormat,
         group: RankGroup | None = None,
     ) -> None:
         self.files = files
         self.architecture = architecture
         self.group = group
-        self.dtype, self.device, self.precision = form
+        self.dtype, self.device, self.precision = weight_format
 
     def read(self) -> DecoderWeights:
         """Read all weights, and refuse a checkpoint that has further weights."""
@@ -119,17 +119,17 @@ class Checkpoint:
         )
 
     def _delta(self, index: int) -> DeltaWeights:
-        """Read what a linear layer has beside its projections, in float32."""
+        """Read a linear-attention layer's weights except its projections, in float32."""
 
-        def wide(part: str) -> Tensor:
+        def read_float32(part: str) -> Tensor:
             name = self.architecture.name(index, part)
             return _finite(f"tensor {name}", self.files.tensor(part, name).float()).to(self.device)
 
         return DeltaWeights(
-            conv=wide("delta_conv").squeeze(1).T.contiguous(),
-            decay=-wide("delta_log").exp(),
-            bias=wide("delta_dt"),
-            norm=wide("delta_norm"),
+            conv=read_float32("delta_conv").squeeze(1).T.contiguous(),
+            decay=-read_float32("delta_log").exp(),
+            bias=read_float32("delta_dt"),
+            norm=read_float32("delta_norm"),
         )
 
     def _norm_of_heads(self, index: int, part: str) -> Tensor | None:
@@ -152,22 +152,22 @@ class Checkpoint:
         if self.group is None:
             return linear
         assert isinstance(linear, DenseLinear)  # noqa: S101  (the plan refuses eight bits)
-        first = self.group.shard.rank == 0  # which alone adds the bias
-        part = linear if first else DenseLinear(linear.weight, None)
+        adds_bias = self.group.shard.rank == 0  # else the sum would hold the bias several times
+        part = linear if adds_bias else DenseLinear(linear.weight, None)
         return SummedLinear(part, self.group.sum)
 
     def _qkv(self, index: int) -> LinearWeights:
-        """Return the layer's projections; in the last, queries stand apart from keys and values.
+        """Read a layer's query, key and value projections as one.
 
-        The last layer computes queries for scored rows only.
+        In the last layer the query projection is separate, because it is computed for scored rows
+        only.
         """
         if index < self.architecture.config.num_layers - 1:
             return self._linear(index, "q", "k", "v")
         return LinearParts((self._linear(index, "q"), self._linear(index, "k", "v")))
 
     def _linear(self, index: int, *parts: str, expert: int | None = None) -> LinearWeights:
-        """Read parts of a layer, or of one of its experts, that are multiplied with the same
-        rows."""
+        """Read projections that have the same input, of a layer or an expert, as one."""
         linear = stack([self._one_linear(index, part, expert) for part in parts])
         return pack(linear) if self.device.type == "cpu" else linear
 
@@ -180,16 +180,17 @@ class Checkpoint:
         weight = self.files.tensor(part, name)
         if scale is not None and self.precision == "w8a16":
             return DenseLinear(self._dequantised(name, weight, scale), bias)
-        if scale is None:  # the checkpoint's makers left it as it was
+        if scale is None:  # this weight is not quantised in the checkpoint
             return DenseLinear(self._ordered(part, self._converted(name, weight)), bias)
         _finite(f"tensor {name}", weight.float())
         scale = scale.reshape(-1).expand(len(weight)).contiguous()
         return QuantizedLinear(weight, scale, bias)
 
     def _ordered(self, part: str, weight: Tensor) -> Tensor:
-        """Return a weight whose rotated pairs are D / 2 apart in each head.
+        """Reorder the rows of a q or k projection: rotated pairs become D / 2 apart in each head.
 
-        That of queries has all heads' gates first, which the checkpoint has head by head.
+        If queries have output gates, the gates of all heads come first. In the checkpoint each
+        head's gates follow its queries.
         """
         config = self.architecture.config
         if part == "k":
@@ -200,8 +201,11 @@ class Checkpoint:
         return torch.cat((gates.flatten(0, 1), self._paired(queries.flatten(0, 1))))
 
     def _paired(self, weight: Tensor) -> Tensor:
-        """Return rows of heads, [H D, ...], in the order in which pairs (i, i + R / 2) of the first
-        R are D / 2 apart, as all of a head's are where the whole head is rotated."""
+        """Reorder rows [H D, ...] so that rotated pairs are D / 2 apart in each head.
+
+        RoPE rotates the first R numbers of a head, in pairs (i, i + R / 2). If the whole head is
+        rotated, the pairs are D / 2 apart already.
+        """
         rotated = self.architecture.config.rotary_dim
         size = self.architecture.config.head_dim
         if rotated is None:
@@ -220,12 +224,12 @@ class Checkpoint:
         """Return weight times scale in the model's dtype, rounded once."""
         storage = self.files.storage
         assert storage is not None  # noqa: S101
-        every = spread(scale, weight) if storage.blocks else scale.reshape(-1, 1)
-        tensor = (weight.float() * every).to(self.dtype)
+        factors = spread(scale, weight) if storage.blocks else scale.reshape(-1, 1)
+        tensor = (weight.float() * factors).to(self.dtype)
         return _finite(f"tensor {name}, times its scale,", tensor).to(self.device)
 
     def _experts(self, mixture: Mixture, index: int) -> DenseExperts:
-        """Read experts directly into the stacked tensors, so that they are not in memory twice."""
+        """Read all experts directly into stacked tensors, so that memory holds them only once."""
         shard = ALL if self.group is None else self.group.shard
         config = shard.part_of(self.architecture.config)
         shapes = weight_shapes(config)
@@ -276,13 +280,13 @@ class Checkpoint:
         return self._converted(name, self.files.tensor(part, name))
 
     def _converted(self, name: str, tensor: Tensor) -> Tensor:
-        # A tensor of the file's own memory would keep all of the file in this process's.
+        # Without a copy the tensor is memory of the mapped file, and would keep the file mapped.
         converted = tensor.to(self.dtype, copy=self.device.type == "cpu")
         return _finite(f"tensor {name}", converted).to(self.device)
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:
-    # NaN passes through both. Ten times as fast as `isfinite` of every element.
+    # If any element is NaN, both ends are. This is ten times as fast as `isfinite` on each element.
     if not all(math.isfinite(end) for end in torch.aminmax(tensor)):
         raise ConfigError(f"{what} holds NaN or infinity in {tensor.dtype}")
     return tensor

@@ -10,25 +10,16 @@ import torch
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
     PagePlan,
     check_weights,
-    choose_dtype,
-    choose_max_model_len,
-    plan_pages,
+    plan_rank,
 )
-from gpuscore.backends.common.quantization import Precision, choose_precision
+from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.raw_config import RawConfig
-from gpuscore.backends.common.shapes import count_parameters, count_weight_bytes
-from gpuscore.backends.common.shards import (
-    ALL,
-    Shard,
-    refuse_quantized,
-    refuse_with_ranks,
-    settings_of_a_rank,
-)
+from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.backends.common.shards import ALL, Shard, refuse_with_ranks
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.devices import (
@@ -117,28 +108,22 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
     refuse_with_ranks(config)
     architecture = read_architecture(RawConfig.read(directory))
     shard = Shard(rank, config.tensor_parallel)
-    part = shard.part_of(architecture.config)
-    settings = config
     device = choose_device(config.device)
     if rank == 0:  # any other rank sees only its own device
         check_devices(shard.ranks, device)
-    config = settings_of_a_rank(config, device.type)
-    name = choose_dtype(architecture.config, config.dtype, device.type, computes_natively)
-    dtype: torch.dtype = getattr(torch, name)
-    max_len = choose_max_model_len(architecture.config, config.max_model_len)
-    kernels = use_kernels(config.kernels, device, dtype)
-    precision = choose_precision(
-        config.quantization,
-        architecture.storage,
-        partial(why_not_int8, device),
+    plan = plan_rank(
+        architecture,
+        config,
+        device.type,
+        shard=shard,
+        computes=computes_natively,
+        why_not_int8=partial(why_not_int8, device),
+        again=STEADY_ROWS if config.deterministic else 0,
     )
-    refuse_quantized(precision, shard.ranks)
-    refuse_with_states(architecture.config, config, precision)
-    weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
-    again = STEADY_ROWS if config.deterministic else 0
-    pages = plan_pages(part, config, max_len=max_len, dtype=name, device=device.type, again=again)
-    free = memory_of(device, shard.ranks).free()
-    check_weights(pages, free, weight_bytes)
+    part = plan.part
+    dtype: torch.dtype = getattr(torch, plan.dtype)
+    kernels = use_kernels(config.kernels, device, dtype)
+    check_weights(plan.pages, memory_of(device, shard.ranks).free(), plan.weight_bytes)
     attention = choose_attention(
         config.attention, part, device, dtype, deterministic=config.deterministic
     )
@@ -148,9 +133,9 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
         device=device,
         dtype=dtype,
         max_tokens=_max_tokens(config, device),
-        max_model_len=max_len,
-        pages=pages,
-        weight_bytes=weight_bytes,
+        max_model_len=plan.max_model_len,
+        pages=plan.pages,
+        weight_bytes=plan.weight_bytes,
         threads=_threads(architecture.config, config, device),
         compile=use_compiler(config.compile, device, dtype, count_parameters(part)),
         kernels=kernels,
@@ -161,11 +146,11 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
             device,
             _why_no_graphs(config, attention, kernels) or why_not_grouped(part, device, dtype),
         ),
-        identity=f"{directory} {config.revision} {dtype} {precision}",
+        identity=f"{directory} {config.revision} {dtype} {plan.precision}",
         not_gated=why_not_gated_product(part, attention, dtype),
-        precision=precision,
+        precision=plan.precision,
         shard=shard,
-        settings=settings,
+        settings=config,
     )
 
 

@@ -1,4 +1,4 @@
-"""The reference of the check at start, in plain torch, with attention by a mask."""
+"""The reference of `common/start_check`: the decoder in plain torch, with masked attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from gpuscore.backends.torch.weights import DecoderWeights, LayerWeights
 from gpuscore.types.batch import PackedBatch, visible_rows
 from gpuscore_kernels.label_head import VocabStatistics, few_products
 
-HEAD_ROWS = 64  # whose logits over the vocabulary exist at a time
+HEAD_ROWS = 64  # rows whose logits over the whole vocabulary are in memory at a time
 NORMS = (
     "input_layernorm",
     "q_norm",
@@ -32,44 +32,46 @@ NORMS = (
 
 @dataclass(frozen=True, slots=True)
 class MaskedAttention:
-    """Attention of batches without cached tokens, by the mask rule."""
+    """An attention backend with a mask over all pairs of rows, for batches without a cache."""
 
     config: DecoderConfig
     device: torch.device
 
     def prepare(self, batch: PackedBatch) -> "MaskedPass":
         rows = torch.from_numpy(batch.score_rows.astype(np.int64)).to(self.device)
-        seen = torch.from_numpy(visible_rows(batch)).to(self.device)
+        visible = torch.from_numpy(visible_rows(batch)).to(self.device)
         positions = torch.from_numpy(batch.positions).to(self.device)
-        return MaskedPass(self.config, seen, positions[:, None] - positions, rows)
+        return MaskedPass(self.config, visible, positions[:, None] - positions, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedPass:
+    """Attention of one batch."""
+
     config: DecoderConfig
-    seen: Tensor  # bool [T, T]
-    distance: Tensor  # [T, T] positions between row and key
+    visible: Tensor  # bool [T, T]
+    distance: Tensor  # [T, T] position of the row minus position of the key
     scored: Tensor  # [N]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         config = self.config
-        seen = self.seen
+        visible = self.visible
         window = self.config.windows[layer]
         if window is not None:
-            seen = seen & (self.distance < window)
+            visible = visible & (self.distance < window)
         if layer == config.num_layers - 1:
-            seen = seen[self.scored]
+            visible = visible[self.scored]
         group = config.num_heads // config.num_kv_heads
         keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
         scores = q.transpose(0, 1).float() @ keys.mT.float() * config.attention_scale
         if (cap := config.attention_softcap) is not None:
             scores = (scores / cap).tanh() * cap
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         return (weights.to(v.dtype) @ values).transpose(0, 1)
 
 
-class WideHead:
-    """The head of rows in float32, whose weights may be narrower."""
+class Float32Head:
+    """The label head in float32; its weights may have fewer bits."""
 
     def __init__(self, softcap: float | None) -> None:
         self._softcap = softcap
@@ -96,22 +98,22 @@ def reference(
     embedding: Callable[[Tensor, Tensor], Tensor],
     dtype: torch.dtype,
 ) -> PlainLauncher:
-    """Return a launcher of plain functions.
+    """Return a launcher that computes the model in plain torch.
 
     Args:
-        config, weights: the model; the weights of its products are converted one by one.
-        head: takes hidden states of `dtype`.
-        embedding: reads embeddings.
-        dtype: what it computes in: the weights' dtype, or float32.
+        config, weights: the model. The weights of a linear layer are converted when it runs.
+        head: the label head, which takes hidden states of `dtype`.
+        embedding: looks up embeddings.
+        dtype: computes in this dtype, which is the weights' dtype or float32.
     """
     layers = tuple(_with_norms(layer, dtype) for layer in weights.layers)
-    wide = replace(weights, layers=layers, norm=weights.norm.to(dtype))
+    converted = replace(weights, layers=layers, norm=weights.norm.to(dtype))
     device = weights.embed_tokens.device
     linear = None
     if config.delta_net is not None:
         linear = DeltaNetBackend(config, StatePool(config, 1, dtype, device))
     return PlainLauncher(
-        Decoder(config, wide, Operators(embedding=embedding)),
+        Decoder(config, converted, Operators(embedding=embedding)),
         KVPool(config, 0, 1, dtype, device=device),
         MaskedAttention(config, device),
         linear,

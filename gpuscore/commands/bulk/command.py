@@ -1,9 +1,9 @@
-"""`gpuscore batch`: a job from start to end, or from where an earlier run of it was ended.
+"""`gpuscore batch`: runs a job, or resumes it where an earlier run ended.
 
     read -> score -> write -> publish
 
-The input's rows are divided into parts, in their order. While a part is scored its results are kept
-in the work folder, from where the next run takes them; in the end they become the output.
+The input is divided into parts of consecutive rows. The results of a part are saved in the job's
+folder, so that the next run need not score them again. At the end they become the output.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -30,20 +30,22 @@ from gpuscore.models.hub import MODEL_FILES, model_name
 from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.serving import load_model, read_files
 
-EXIT_OK, EXIT_FAILED, EXIT_SIGNAL = 0, 1, 128  # plus the signal's number
-REPORT_EVERY = 30.0  # seconds of scoring
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_SIGNAL = 128  # plus the signal's number
+REPORT_EVERY = 30.0  # seconds of scoring between reports
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Progress:
-    """The progress of one run, told in lines on standard error.
+    """The progress of one run, reported on standard error.
 
     Attributes:
         rows: rows of the input; 0 until they are counted.
-        done: rows that have a result, of this run or an earlier one.
+        done: rows that have a result from this run or an earlier one.
         scored: rows that this run has scored or found bad.
         loading, scoring: seconds that this run took to load the model, and to score.
-        bad, failed: rows that are bad, and requests answered with an error; known in the end.
+        bad, failed: bad rows, and requests answered with an error; set at the end.
     """
 
     def __init__(self) -> None:
@@ -52,8 +54,9 @@ class Progress:
         self._began = self._reported = time.monotonic()
 
     def begin(self, rows: int, done: int) -> None:
-        """Note what there is to do, and begin to load the model."""
-        self.rows, self.done = rows, done
+        """Start with the number of rows, and of those that have a result already."""
+        self.rows = rows
+        self.done = done
         if done:
             self.say(f"resuming at {done} of {rows} rows")
         self._began = time.monotonic()
@@ -64,7 +67,7 @@ class Progress:
         self._began = self._reported = now
 
     def add(self, rows: int) -> None:
-        """Count rows that have a result now; tell of them once in a while."""
+        """Count rows that got a result; report after every REPORT_EVERY seconds."""
         self.done += rows
         self.scored += rows
         now = time.monotonic()
@@ -79,9 +82,9 @@ class Progress:
         print(f"gpuscore: {line}", file=sys.stderr, flush=True)
 
     def report(self, options: BatchOptions) -> int:
-        """Name the written files, and say how fast this run has scored how many rows; return the
-        exit code."""
-        bad, rows = self.bad + self.failed, self.rows
+        """Print the written files, the numbers of rows and the speed; return the exit code."""
+        bad = self.bad + self.failed
+        rows = self.rows
         print(f"rows in {options.output}: {rows - self.bad}")
         if self.failed:
             print(f"answers with an error: {self.failed}")
@@ -98,7 +101,7 @@ class Progress:
 
 
 class Stopped(BaseException):
-    """The end of a run by a signal, whose number is the argument."""
+    """A signal ended the run; its number is the argument."""
 
 
 def batch(values: argparse.Namespace, settings: Settings) -> int:
@@ -124,29 +127,26 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Raise Stopped at the first signal that ends the process; one that is ignored stays so."""
-    before = {n: signal.getsignal(n) for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN}
+    """Raise Stopped at the first signal of STOPS. Ignored signals stay ignored."""
+    with ExitStack() as handlers:
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        def stop(number: int, _: Any) -> None:
+            handlers.close()  # a second signal then ends the process
+            raise Stopped(number)
 
-    def stop(number: int, _: Any) -> None:
-        restore()
-        raise Stopped(number)
-
-    for number in before:
-        signal.signal(number, stop)
-    try:
+        for number in STOPS:
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
+                handlers.callback(signal.signal, number, handler)
+                signal.signal(number, stop)
         yield
-    finally:
-        restore()
 
 
 def _run(settings: Settings, options: BatchOptions, progress: Progress) -> None:
     """Run a job with engines on this machine."""
-    model, engine = settings.make(ModelConfig), settings.make(EngineConfig)
-    limits, family = settings.make(RequestLimits), settings.make(ServerConfig).family
+    model = settings.make(ModelConfig)
+    engine = settings.make(EngineConfig)
+    limits = settings.make(RequestLimits)
+    family = settings.make(ServerConfig).family
     chosen = ServedConfig(model_name(model.model), model, (model.model,)).located()
     same = {
         item.flag: settings.chosen[item.name].value
@@ -158,7 +158,6 @@ def _run(settings: Settings, options: BatchOptions, progress: Progress) -> None:
 
     @contextmanager
     def loading() -> Iterator[ServedModel]:
-        # A run that goes on might measure something else.
         (started,) = start_models([chosen], engine)
         with closing(started) as replicas:
             files = read_files(chosen.directory, family, chosen.sources)
@@ -178,32 +177,33 @@ def run_job(
     """Run a job to its end.
 
     Args:
-        settings: what a run that goes on must have in common with the first run.
+        settings: the values that must be equal in all runs of the job.
         loading: starts the model; not called if all rows are scored already.
 
     Raises:
-        ConfigError: the input or an option cannot be used, or differs from the input or option of
-            the run that this run would continue; or another run is at work.
+        ConfigError: the input or an option cannot be used, or differs from those of the job's
+            first run; or another process runs the job.
         GpuscoreError: the labels are not valid for the model.
-        EngineFailed: the engine cannot be kept running. The work folder is kept.
+        EngineFailed: the engine cannot be kept running. The job's folder is kept.
     """
     source = find_input(options)
-    with locked(options.target) as work:
-        known, first = settings | source.digest(), work.settings()
+    with locked(options.target) as folder:
+        known = settings | source.digest()
+        first = folder.settings()
         if first is None:
             for path in (options.target, options.bad_rows):
                 refuse_existing(path)
-        work.refuse_changed(first or known, known)
+        folder.refuse_changed(first or known, known)
         counts = [len(block.rows) for block in source.blocks()]
         if first is None:
-            work.save(JOB, known)
-        left = sum(work.results(*part).count(None) for part in enumerate(counts))
+            folder.save(JOB, known)
+        left = sum(folder.results(*part).count(None) for part in enumerate(counts))
         progress.begin(sum(counts), sum(counts) - left)
         if left or not counts:  # labels are checked without rows, too
             with loading() as served:
                 progress.loaded()
                 task = RequestTask if options.requests else TableTask
-                Scoring(task(options, served), work, progress.add).run(source)
-        work.refuse_changed(known, settings | source.digest())
-        progress.bad, progress.failed = write_output(source, options, work)
-        publish(options, work, progress.bad > 0)
+                Scoring(task(options, served), folder, progress.add).run(source)
+        folder.refuse_changed(known, settings | source.digest())
+        progress.bad, progress.failed = write_output(source, options, folder)
+        publish(options, folder, progress.bad > 0)

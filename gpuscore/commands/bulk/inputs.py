@@ -1,7 +1,7 @@
-"""The input of a job: checks at its start, and blocks of its rows.
+"""Reads and checks the input file of `gpuscore batch`, in blocks of rows.
 
-The bytes of a JSON line are kept, and every column of CSV is text: nothing is guessed. The reader
-of CSV is Python's, not Arrow's: it goes on after a bad row and knows its line.
+No type is guessed: a JSON line is kept as its bytes, and every column of CSV is text. Python's CSV
+reader is used, not Arrow's, because it continues after a bad row and knows its line number.
 """
 
 import csv
@@ -20,12 +20,13 @@ from gpuscore.errors import ConfigError
 from gpuscore.system.extras import install
 
 MAX_LINE = 64 * 2**20  # bytes of one line; a file without line ends must not fill the memory
-MAX_FIELD = 16 * 2**20  # characters; bounds the memory that a quote without an end takes
-BLOCK_ROWS, BLOCK_BYTES = 8192, 8 * 2**20
+MAX_FIELD = 16 * 2**20  # characters; a quote that is never closed must not fill the memory
+BLOCK_ROWS = 8192
+BLOCK_BYTES = 8 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-FIRST_ROWS = 1000  # of JSON lines, which have no header
+FIRST_ROWS = 1000  # JSON lines have no header, so these rows show which columns exist
 
-# An object as JSON, of JSON lines the line as it is, or the reason why the row is bad.
+# A row as a JSON object in bytes, or a text that says why the row is bad.
 Row: TypeAlias = bytes | str
 
 
@@ -34,23 +35,26 @@ class Block:
     """Consecutive rows of the input, at most BLOCK_ROWS.
 
     Attributes:
-        numbers: the lines on which the rows begin, or the rows in Parquet; from 1.
-        table: all columns of Parquet.
+        numbers: the line on which each row begins, or in Parquet the row's number; from 1.
+        table: the rows as an Arrow table, for Parquet only.
+        size: bytes of the rows.
     """
 
     numbers: list[int] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     table: Any = None
+    size: int = 0
 
-    def about(self, index: int, reason: str) -> dict[str, Any]:
-        """Return a bad row's place and content, for its line in OUTPUT.bad.jsonl."""
-        place, row = "line" if self.table is None else "row", self.rows[index]
+    def describe(self, index: int, reason: str) -> dict[str, Any]:
+        """Return a bad row's line in OUTPUT.bad.jsonl."""
+        unit = "line" if self.table is None else "row"
+        row = self.rows[index]
         text = row.decode(errors="backslashreplace") if isinstance(row, bytes) else None
-        return {"reason": reason, place: self.numbers[index], "input": text}
+        return {"reason": reason, unit: self.numbers[index], "input": text}
 
 
 def decoded(line: Row) -> dict[str, Any] | str:
-    """Return a row as an object, or the reason why it is none."""
+    """Return a row as an object, or a text that says why it is bad."""
     if isinstance(line, str):
         return line
     if len(line) > MAX_LINE:
@@ -80,25 +84,25 @@ class Input:
             for table, rows in read_parquet(self.path, self.columns, BLOCK_ROWS):
                 yield Block([*islice(numbers, len(rows))], rows, table)
             return
-        block, size = Block(), 0
+        block = Block()
         for line, row in _csv(self.path) if self.format == CSV else _lines(self.path):
             block.numbers.append(line)
             block.rows.append(row)
-            size += len(row)
-            if len(block.rows) == BLOCK_ROWS or size > BLOCK_BYTES:
+            block.size += len(row)
+            if len(block.rows) == BLOCK_ROWS or block.size > BLOCK_BYTES:
                 yield block
-                block, size = Block(), 0
+                block = Block()
         if block.rows:
             yield block
 
     def digest(self) -> dict[str, str]:
-        """Return what tells whether the file has changed, by the name that errors have for it."""
+        """Return the file's digest, and its name in errors, to notice that the file changed."""
         with self.path.open("rb") as file:
             return {"the SHA-256 of --input": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the lines that are not empty; one that is too long is cut to MAX_LINE + 1 bytes."""
+    """Yield all lines that are not empty. A longer line is truncated to MAX_LINE + 1 bytes."""
     with path.open("rb") as file:
         lines = iter(lambda: file.readline(MAX_LINE + 1), b"")
         for number, line in enumerate(lines, 1):
@@ -111,12 +115,12 @@ def _lines(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def read_header(path: Path) -> list[str]:
-    """Return the names of CSV's columns; raise ConfigError for no header, or a name twice."""
+    """Return the columns of a CSV file; raise ConfigError for no header or two equal names."""
     header = next(_csv_lists(path), (1, None))[1]
     if not isinstance(header, list):
-        raise ConfigError(f"--input {path}: the first line is no header of a CSV file")
+        raise ConfigError(f"--input {path}: the first line is not the header of a CSV file")
     if len(set(header)) < len(header):
-        raise ConfigError(f"--input {path}: the header has a name twice: {', '.join(header)}")
+        raise ConfigError(f"--input {path}: the header has two equal names: {', '.join(header)}")
     return header
 
 
@@ -132,8 +136,8 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _csv_lists(path: Path) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield each row, the header too, with the number of its first line."""
-    csv.field_size_limit(MAX_FIELD)  # of the whole process; nothing else here reads CSV
+    """Yield the header and all rows, each with the number of its first line."""
+    csv.field_size_limit(MAX_FIELD)  # holds for the process, in which nothing else reads CSV
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
         while True:
@@ -156,32 +160,33 @@ def find_input(options: BatchOptions) -> Input:
     """Return the input, after all checks that do not need to read all rows.
 
     Raises:
-        ConfigError: its format is not supported, the output has another suffix, columns are
-            missing, taken or no text, or pyarrow is not installed.
+        ConfigError: the format is not supported or does not fit the output's suffix, a column is
+            missing, not text, or has the name of an output column, or pyarrow is not installed.
     """
-    path, output = Path(options.input), options.target
-    found = Input(path, SUFFIXES.get(path.suffix, ""), options.columns)
-    if not found.format:
+    path = Path(options.input)
+    output = options.target
+    source = Input(path, SUFFIXES.get(path.suffix, ""), options.columns)
+    if not source.format:
         raise ConfigError(f"--input {path}; supported: files that end with {', '.join(SUFFIXES)}")
-    suffix = ".parquet" if found.format == PARQUET else ".jsonl"
+    suffix = ".parquet" if source.format == PARQUET else ".jsonl"
     if output.suffix != suffix:
-        raise ConfigError(f"--output {output}: of {found.format}, it must end with {suffix}")
-    place = f"--input {path}"
+        raise ConfigError(f"--output {output}: for {source.format} it must end with {suffix}")
+    flag = f"--input {path}"
     if options.requests:
-        if found.format != JSON_LINES:
-            raise ConfigError(f"{place}: requests are JSON lines")
-    elif found.format == CSV:
-        options.check_columns(place, read_header(path))
-    elif found.format == PARQUET:
+        if source.format != JSON_LINES:
+            raise ConfigError(f"{flag}: --requests needs JSON lines")
+    elif source.format == CSV:
+        options.check_columns(flag, read_header(path))
+    elif source.format == PARQUET:
         if find_spec("pyarrow") is None:
             raise ConfigError(f"Parquet needs pyarrow: {install('batch')}")
         from gpuscore.commands.bulk.parquet import check_schema
 
         check_schema(path, options)
     else:
-        objects = (decoded(row) for block in found.blocks() for row in block.rows)
-        rows = list(islice(objects, FIRST_ROWS))
+        parsed = (decoded(row) for block in source.blocks() for row in block.rows)
+        rows = list(islice(parsed, FIRST_ROWS))
         names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
         if names:  # else no row is an object
-            options.check_columns(f"{place} (its first {len(rows)} rows)", names)
-    return found
+            options.check_columns(f"{flag} (its first {len(rows)} rows)", names)
+    return source

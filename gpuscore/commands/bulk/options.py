@@ -1,4 +1,4 @@
-"""The command line of `gpuscore batch`, and the options that no other command has."""
+"""The command line of `gpuscore batch`, and the options that only this command has."""
 
 import argparse
 from collections.abc import Callable, Collection
@@ -14,20 +14,18 @@ from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.models.files import shown
 
-JSON_LINES, CSV, PARQUET = "JSON lines", "CSV", "Parquet"
+JSON_LINES = "JSON lines"
+CSV = "CSV"
+PARQUET = "Parquet"
 SUFFIXES = {".jsonl": JSON_LINES, ".ndjson": JSON_LINES, ".csv": CSV, ".parquet": PARQUET}
-FREE = ("input", "output", "max_bad")  # what a run that goes on may have otherwise
+FREE = ("input", "output", "max_bad")  # what may change when a job is resumed
 
 
 @dataclass(frozen=True)
 class BatchOptions:
     """Input, output and rows (command line only)."""
 
-    input: str = common(
-        "",
-        "a file: .jsonl, .csv or .parquet",
-        metavar="PATH",
-    )
+    input: str = common("", "a file: .jsonl, .csv or .parquet", metavar="PATH")
     output: str = common(
         "",
         "a file with the input's columns and the scores, in the input's order: .parquet if the "
@@ -73,20 +71,20 @@ class BatchOptions:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read."""
+        """The columns of the input that are read."""
         return [name for name in (self.query_column, self.item_column) if name is not None]
 
     def check_columns(self, place: str, names: Collection[str]) -> None:
-        """Raise UsageError if a column that is read is missing, or the scores' name is taken."""
+        """Raise UsageError if a column is missing, or the scores' column exists already."""
         for name in self.columns:
             if name not in names:
                 raise UsageError(f"{place} has no column {name}; it has {shown(list(names))}")
         if self.scores_column in names:
-            what = f"{place} has a column {self.scores_column} already"
-            raise UsageError(f"{what}; --scores-column names another")
+            problem = f"{place} has a column {self.scores_column} already"
+            raise UsageError(f"{problem}; choose another with --scores-column")
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that a run which goes on must repeat, by flag."""
+        """Return the values that must stay the same when a job is resumed, by flag."""
         named = (item for item in options(BatchOptions) if item.name not in FREE)
         return {item.flag: getattr(self, item.name) for item in named}
 
@@ -106,7 +104,7 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
     chosen = BatchOptions(**{name: getattr(values, name) for name in given})
     if chosen.requests:
         if others := [item.flag for item in given.values() if item.name not in (*FREE, "requests")]:
-            raise ConfigError(f"--requests excludes {others[0]}: each line says what it asks for")
+            raise ConfigError(f"--requests and {others[0]} exclude each other")
     elif chosen.query_column == chosen.item_column:
         raise ConfigError(f"--query-column and --item-column are both {chosen.item_column}")
     elif chosen.apply_softmax and chosen.labels is None:

@@ -1,4 +1,4 @@
-"""Parquet. The only module that needs pyarrow."""
+"""Reads and writes Parquet files. The only module that needs pyarrow."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view())
 def read_parquet(
     path: Path, columns: Sequence[str], most: int
 ) -> Iterator[tuple[Any, list[bytes | str]]]:
-    """Yield a file's rows, at most so many at a time: as a table, and with these columns as JSON
-    or the reason why a row is bad."""
-    # As bytes: one text that is not UTF-8 must not spoil the others.
+    """Yield a file's rows, at most `most` at a time: as an Arrow table, and as a list that has each
+    row's `columns` as JSON, or a text that says why the row is bad."""
+    # Texts are read as bytes, so that one that is not UTF-8 makes only its own row bad.
     kinds = pa.schema([(name, pa.large_binary()) for name in columns])
     with _reading(path), parquet.ParquetFile(path, pre_buffer=False) as file:
         for table in map(pa.table, filter(len, file.iter_batches(most))):
@@ -39,8 +39,8 @@ def _encoded(row: dict[str, bytes | None]) -> bytes | str:
 
 
 def check_schema(path: Path, options: BatchOptions) -> None:
-    """Raise ConfigError if a column that is read is missing, there twice, or not text, or if the
-    scores' name is taken."""
+    """Raise ConfigError if a column is missing, exists twice or is not text, or if the name of the
+    scores' column is used already."""
     with _reading(path), parquet.ParquetFile(path) as file:
         schema = file.schema_arrow
     options.check_columns(f"--input {path}", schema.names)
@@ -53,13 +53,14 @@ def check_schema(path: Path, options: BatchOptions) -> None:
 
 
 def write_parquet(path: Path, source: Path, name: str, good: Iterable[Any]) -> None:
-    """Write rows of blocks with the columns of another file, and scores in a column `name`."""
+    """Write the good rows with all columns of `source`, and the scores as column `name`."""
     added = pa.field(name, pa.list_(pa.float64()))
     with parquet.ParquetFile(source) as file:
         schema = file.schema_arrow.append(added)  # with its metadata
     with parquet.ParquetWriter(path, schema) as writer:
-        for block, keep, scores in good:
-            table = block.table.take(keep).append_column(added, pa.array(scores, added.type))
+        for block, scores in good:
+            column = pa.array(scores.values(), added.type)
+            table = block.table.take([*scores]).append_column(added, column)
             writer.write_table(table)
 
 

@@ -1,8 +1,8 @@
-"""Scoring rows, as the dialects of the server do it: rows become requests, many of which are in
-flight, but not more than a bound; results become scores or answers, which are kept.
+"""Scores the rows of a batch job with the code of the server's routes.
 
-Rows of a table become bodies of /v1/score or /v1/classify. Lines of a file of requests have
-OpenAI's batch format, as vLLM's run-batch takes it: {"custom_id", "method", "url", "body"}.
+Rows become requests, of which a bounded number are in flight, and the results are saved. Rows of a
+table become bodies of /v1/score or /v1/classify. A file of requests has OpenAI's batch format, like
+vLLM's run-batch: each line has custom_id, method, url and body.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import msgspec
 
 from gpuscore.commands.bulk.inputs import Input, Row, decoded
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.work import Result, WorkFolder
+from gpuscore.commands.bulk.work import JobFolder, Result
 from gpuscore.dialects.dialect import PreparedBody, answered_name, choose
 from gpuscore.dialects.served import ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF, error_json
@@ -32,60 +32,66 @@ from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import scored_places
 
-_PLACE = re.compile(r"\b(documents|input|items|queries)\[\d+\]")  # of a row in its request
-OK, ID_DIGITS = 200, 24
+_PLACE = re.compile(
+    r"\b(documents|input|items|queries)\[\d+\]"
+)  # names a row by its index in the request
+OK = 200
+ID_DIGITS = 24
 GROUP_ROWS = 2048  # most rows of one request
-# Most characters of one request, for each token of a batch: about two batches, so that results come
-# in steps of seconds on a slow machine, too.
+# Most characters of one request, for each token of a batch. A request then takes about two batches,
+# so that results come every few seconds even on a slow machine.
 GROUP_TEXT = 8
-ALIKE = 256  # first characters that rows of one request have in common, if others have them, too
-BATCHES = 8  # full batches of tokens in flight, for each replica, so that it always has a choice
-MOST_LOSSES = 3  # of engines, after which a request counts as their cause
-PAUSE = 0.2  # seconds until a request that was lost is sent again
-KEPT_EVERY = 10.0  # seconds of scoring
+ALIKE = (
+    256  # rows whose first ALIKE characters are equal share a request, so these are computed once
+)
+BATCHES = 8  # full batches of tokens that are in flight for each replica
+MAX_LOSSES = 3  # a request that was in flight when so many engines ended counts as the cause
+PAUSE = 0.2  # seconds to wait while no engine runs
+SAVE_EVERY = 10.0  # seconds of scoring between saves
 
 
 class TextRow(NamedTuple):
-    """A row's query and item, or a request's body and its whole line; its part and place there."""
+    """A row's query and item, or of a line of requests its body and the whole line."""
 
     query: str
     item: str
-    part: int
-    place: int
+    part: int  # the number of its block
+    place: int  # its index in the block
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Some rows on their way.
+    """Rows that are scored with one request.
 
     Attributes:
-        made: the request, or why it cannot be made.
-        losses: engines that had it in flight.
+        prepared: the request, or why it cannot be built.
+        losses: how many engines ended while it was in flight.
     """
 
     rows: Sequence[TextRow]
     record: RequestRecord
-    made: PreparedBody[Any] | GpuscoreError
+    prepared: PreparedBody[Any] | GpuscoreError
     losses: int = 0
 
     @property
     def request(self) -> ScoreRequest | None:
-        """The request for the engine; None if it need not be asked."""
-        return None if isinstance(self.made, GpuscoreError) else self.made.request
+        """The request for the engine; None if the engine is not needed."""
+        return None if isinstance(self.prepared, GpuscoreError) else self.prepared.request
 
     def answer(self, result: ScoreResult | None) -> bytes:
         """Return the server's answer; raise GpuscoreError if there is no request."""
-        if isinstance(self.made, GpuscoreError):
-            raise self.made
-        self.made.result = result
-        return b"".join(DIALECT_OF[self.record.route].encode(self.made))
+        if isinstance(self.prepared, GpuscoreError):
+            raise self.prepared
+        self.prepared.result = result
+        return b"".join(DIALECT_OF[self.record.route].encode(self.prepared))
 
 
 class Steps:
-    """The server's steps before the engine, with one model."""
+    """Builds requests as the server does, for one model."""
 
     def __init__(self, options: BatchOptions, served: ServedModel) -> None:
-        self.options, self.model = options, served.ready()
+        self.options = options
+        self.model = served.ready()
         self._models = ModelTable([served])
 
     def unit(self, rows: Sequence[TextRow], record: RequestRecord, body: bytes) -> Unit:
@@ -97,7 +103,8 @@ class Steps:
             prepared = dialect.prepare(self.model, checked)
         except GpuscoreError as error:
             return Unit(rows, record, error)
-        prepared.model, prepared.record = name, record
+        prepared.model = name
+        prepared.record = record
         return Unit(rows, record, prepared)
 
 
@@ -125,22 +132,25 @@ class TableTask(Steps):
             raise ConfigError(f"--query-column: {family.name} judges single texts here")
 
     def texts(self, row: Row) -> tuple[str, str] | str:
-        """Return the texts of a row, or what is wrong with it."""
-        options, fields = self.options, decoded(row)
+        """Return the texts of a row, or a text that says why it is bad."""
+        fields = decoded(row)
         if isinstance(fields, str):
             return fields
-        if options.scores_column in fields:
-            return f"there is a field {options.scores_column} already"
-        for name in options.columns:
+        if self.options.scores_column in fields:
+            return f"there is a field {self.options.scores_column} already"
+        for name in self.options.columns:
             if not isinstance(fields.get(name), str):
                 return f"{name} is not text" if name in fields else f"there is no field {name}"
-        query = "" if options.query_column is None else fields[options.query_column]
-        return query, fields[options.item_column]
+        query_column = self.options.query_column
+        query = "" if query_column is None else fields[query_column]
+        return query, fields[self.options.item_column]
 
     def units(self, rows: Sequence[TextRow]) -> Iterator[Unit]:
         """Yield the request of the rows."""
-        options, record = self.options, RequestRecord("", route="/v1/score")
-        queries, items = [row.query for row in rows], [row.item for row in rows]
+        options = self.options
+        record = RequestRecord("", route="/v1/score")
+        queries = [row.query for row in rows]
+        items = [row.item for row in rows]
         body: dict[str, Any] = {"on_error": "null"}
         if self._family is None:
             labels = None if options.labels is None else options.labels.split(",")
@@ -152,11 +162,12 @@ class TableTask(Steps):
         elif self._family.ranks:
             body |= {"queries": queries, "documents": items}
         else:
-            body, record.route = {"input": items}, "/v1/classify"
+            body = {"input": items}
+            record.route = "/v1/classify"
         yield self.unit(rows, record, msgspec.json.encode(body))
 
     def results(self, unit: Unit, result: ScoreResult | None) -> Sequence[Result]:
-        """Return the rows' results; raise GpuscoreError for all together."""
+        """Return the rows' results; raise GpuscoreError if the whole request failed."""
         answer = msgspec.json.decode(unit.answer(result))
         results: list[Result] = answer.get("scores")
         if self._family is not None:
@@ -167,11 +178,11 @@ class TableTask(Steps):
 
     def failed(self, _: Unit, error: GpuscoreError | FailedItem) -> Result:
         """Return the result of a row that has failed."""
-        return f"{error.code}: {_PLACE.sub('the row', error.message)}"  # not its number there
+        return f"{error.code}: {_PLACE.sub('the row', error.message)}"
 
 
 class RequestLine(msgspec.Struct):
-    """A line of the input; further fields are ignored, as vLLM does."""
+    """A line of the input; other fields are ignored, as in vLLM."""
 
     custom_id: str
     method: Literal["POST"]
@@ -186,7 +197,7 @@ class RequestTask(Steps):
     """The answers to lines of requests."""
 
     def texts(self, row: Row) -> tuple[str, str] | str:
-        """Return the body and the whole line of a request, or what is wrong with it."""
+        """Return the body and the whole line of a request, or a text that says why it is bad."""
         try:
             text = row if isinstance(row, str) else row.decode()
             return bytes(_line.decode(text).body).decode(), text
@@ -197,7 +208,7 @@ class RequestTask(Steps):
         """Yield the request of each line."""
         for row in rows:
             line = _line.decode(row.item)
-            name = f"{row.part}:{row.place}:{line.custom_id}"  # the same whenever the job is run
+            name = f"{row.part}:{row.place}:{line.custom_id}"  # the same in every run of the job
             number = hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS]
             record = RequestRecord(number, route=line.url)
             yield self.unit([row], record, bytes(line.body))
@@ -208,15 +219,16 @@ class RequestTask(Steps):
 
     def failed(self, unit: Unit, error: GpuscoreError) -> Result:
         """Return the answer to a line that has failed."""
-        if isinstance(unit.made, PreparedBody):
-            places = scored_places(unit.made.errors, unit.made.body.num_items)
+        if isinstance(unit.prepared, PreparedBody):
+            places = scored_places(unit.prepared.errors, unit.prepared.body.num_items)
             error = renumbered(error, places)
         return _answer(unit, error.status, error_json(error, unit.record))
 
 
 def _answer(unit: Unit, status: int, body: bytes) -> bytes:
-    number, (row,) = unit.record.request_id, unit.rows
-    # Its error is null, because the body has the server's error.
+    (row,) = unit.rows
+    number = unit.record.request_id
+    # "error" is null, because the body holds the server's error.
     response = {"status_code": status, "request_id": number, "body": msgspec.Raw(body)}
     names = {"id": f"batch_req_{number}", "custom_id": _line.decode(row.item).custom_id}
     return msgspec.json.encode({**names, "response": response, "error": None})
@@ -226,132 +238,137 @@ Task: TypeAlias = TableTask | RequestTask
 
 
 def grouped(rows: Sequence[TextRow], task: Task) -> Iterator[Sequence[TextRow]]:
-    """Yield the rows that go into one request each: rows that share a query, or, to save requests,
-    rows that each have a query of their own, and of these, rows that begin alike: what all rows of
-    a request begin with is computed once."""
-    builder, limits = task.model.prompts.builder, task.model.engine.limits
-    most_rows, most_text = min(GROUP_ROWS, builder.limits.max_items), GROUP_TEXT * limits.max_tokens
-    # With a fixed cut, a row's bits depend on the query that its request shares, which must not
-    # depend on the rows that are left.
-    mixes = not builder.backend.deterministic_chunk
+    """Divide rows into groups of one request each.
+
+    Rows with the same query form a group. Rows whose query no other row has are grouped, too, to
+    save requests: first those whose texts begin alike, since a common beginning is computed once.
+    """
+    builder = task.model.prompts.builder
+    max_rows = min(GROUP_ROWS, builder.limits.max_items)
+    max_text = GROUP_TEXT * task.model.engine.limits.max_tokens
+    # With --deterministic a score's bits depend on the query that its request shares. That must not
+    # depend on which rows are left to score, so rows of different queries are not mixed.
+    mix_queries = not builder.backend.deterministic_chunk
     uses = Counter(row.query for row in rows)
 
     starts = {row: (row.query + row.item)[:ALIKE] for row in rows}
     alike = Counter(start for start in starts.values() if len(start) == ALIKE)
 
-    def shared(row: TextRow) -> tuple[str, str]:
-        query = "" if mixes and uses[row.query] == 1 else row.query
+    def group_key(row: TextRow) -> tuple[str, str]:
+        query = "" if mix_queries and uses[row.query] == 1 else row.query
         return query, starts[row] if not query and alike[starts[row]] > 1 else ""
 
-    for (query, _), run in groupby(sorted(rows, key=lambda row: (shared(row), row)), shared):
+    for (query, _), run in groupby(sorted(rows, key=lambda row: (group_key(row), row)), group_key):
         group: list[TextRow] = []
         size = 0
         for row in run:
             length = len(row.query) + len(row.item) - len(query)
-            if group and (len(group) == most_rows or size + length > most_text):
+            if group and (len(group) == max_rows or size + length > max_text):
                 yield group
-                group, size = [], 0
+                group = []
+                size = 0
             group.append(row)
             size += length
         yield group
 
 
 class Scoring:
-    """The scoring of all rows that have no result yet.
+    """Scores all rows that have no result yet.
 
-    Requests that the engine loses are sent again: scoring has no effect but its result; the last
-    time alone, so that no request is blamed for another. A request that fails, or is lost
-    MOST_LOSSES times, is divided into its rows; a single row to which that happens is bad. Each row
-    is settled exactly once.
+    If the engine ends, its requests are sent again. The last attempt of a request is made while no
+    other is in flight, so that no other can be the cause. A request that fails, or was in flight
+    when MAX_LOSSES engines ended, is divided into its rows; if it has one row, that row is bad.
 
     Args:
-        task: makes units of rows, for its model.
-        work: keeps the results.
-        scored: called with numbers of rows that have results.
+        task: builds requests.
+        folder: saves the results.
+        scored: called with the number of rows that got results.
     """
 
-    def __init__(self, task: Task, work: WorkFolder, scored: Callable[[int], None]) -> None:
+    def __init__(self, task: Task, folder: JobFolder, scored: Callable[[int], None]) -> None:
         model = task.model
-        self._engine, self._task = model.engine, task
-        self._work, self._scored = work, scored
-        self._most_tokens = BATCHES * model.replicas * model.engine.limits.max_tokens
-        self._flying: dict[Future[ScoreResult], tuple[Unit, int]] = {}
-        self._tokens = 0  # in flight
-        self._again: deque[Unit] = deque()
+        self._task = task
+        self._folder = folder
+        self._scored = scored
+        self._max_tokens = BATCHES * model.replicas * model.engine.limits.max_tokens
+        self._in_flight: dict[Future[ScoreResult], tuple[Unit, int]] = {}
+        self._tokens = 0  # tokens in flight
+        self._retries: deque[Unit] = deque()
         self._done: SimpleQueue[Future[ScoreResult] | Exception] = SimpleQueue()
-        self._parts: dict[int, list[Result]] = {}  # that are being scored
-        self._kept = time.monotonic()
+        self._parts: dict[int, list[Result]] = {}  # results of parts that are not complete
+        self._saved_at = time.monotonic()
         threading.Thread(target=self._watch, args=(model.wait_ended,), daemon=True).start()
 
     def _watch(self, wait_ended: Callable[[], None]) -> None:
-        """Pass on that the engine has failed for good; runs in a thread."""
+        """Wait in a thread until the engine cannot be kept running, and pass the error to `run`."""
         try:
             wait_ended()
-        except Exception as error:  # noqa: BLE001  (`run` raises it)
+        except Exception as error:  # noqa: BLE001  (`_collect` raises it)
             self._done.put(error)
 
     def run(self, source: Input) -> None:
-        """Score all rows; whatever ends it, results that are there are kept.
+        """Score all rows. Results are saved even if this ends with an error.
 
         Raises:
             EngineFailed: the engine cannot be kept running.
         """
-        made = chain.from_iterable(map(self._task.units, self._groups(source)))
+        units = chain.from_iterable(map(self._task.units, self._groups(source)))
         try:
             while True:
-                while self._tokens >= self._most_tokens:
+                while self._tokens >= self._max_tokens:
                     self._collect()
-                if unit := self._again.popleft() if self._again else next(made, None):
-                    alone = unit.losses == MOST_LOSSES - 1
-                    while alone and self._flying:
+                if unit := self._retries.popleft() if self._retries else next(units, None):
+                    alone = unit.losses == MAX_LOSSES - 1
+                    while alone and self._in_flight:
                         self._collect()
                     self._send(unit)
-                    while alone and self._flying:
+                    while alone and self._in_flight:
                         self._collect()
-                elif self._flying:
+                elif self._in_flight:
                     self._collect()
                 else:
                     return
         finally:
-            self._keep()
+            self._save_parts()
 
     def _groups(self, source: Input) -> Iterator[Sequence[TextRow]]:
-        """Yield the rows that go into one request each; settle those that are bad."""
+        """Yield the rows of each request; bad rows get their result at once."""
         for number, block in enumerate(source.blocks()):
-            results = self._work.results(number, len(block.rows))
+            results = self._folder.results(number, len(block.rows))
             left = [place for place, result in enumerate(results) if result is None]
             if not left:
                 continue
-            self._parts[number], rows = results, []
+            self._parts[number] = results
+            rows = []
             for place in left:
                 if isinstance(text := self._task.texts(block.rows[place]), str):
-                    self._settle([TextRow("", "", number, place)], [text])
+                    self._set_results([TextRow("", "", number, place)], [text])
                 else:
                     rows.append(TextRow(*text, number, place))
             yield from grouped(rows, self._task)
 
     def _send(self, unit: Unit) -> None:
-        """Send a unit; if no engine runs for now, wait shortly."""
+        """Send a unit to the engine, or wait shortly if no engine runs at the moment."""
         if unit.request is None:
             self._take(unit, None)
-        elif self._engine.alive:
-            (future,) = self._engine.score_all([unit.request])
-            self._flying[future] = unit, unit.request.num_tokens
+        elif self._task.model.engine.alive:
+            (future,) = self._task.model.engine.score_all([unit.request])
+            self._in_flight[future] = unit, unit.request.num_tokens
             self._tokens += unit.request.num_tokens
             future.add_done_callback(self._done.put)
-        else:  # until it is started again
-            self._again.append(unit)
+        else:
+            self._retries.append(unit)
             self._collect(PAUSE)
 
     def _collect(self, seconds: float | None = None) -> None:
-        """Wait for an answer, at most so long, and settle its rows."""
+        """Wait at most `seconds` for an answer, and take its rows' results."""
         try:
             answer = self._done.get(timeout=seconds)
         except Empty:
             return
         if isinstance(answer, Exception):
             raise answer
-        unit, tokens = self._flying.pop(answer)
+        unit, tokens = self._in_flight.pop(answer)
         self._tokens -= tokens
         self._take(unit, answer)
 
@@ -359,31 +376,31 @@ class Scoring:
         try:
             results = self._task.results(unit, None if answer is None else answer.result())
         except GpuscoreError as failure:
-            error, lost = failure, isinstance(failure, Unavailable)  # with its engine
-            if lost and unit.losses + 1 < MOST_LOSSES:
-                self._again.append(replace(unit, losses=unit.losses + 1))
+            error = failure
+            lost = isinstance(failure, Unavailable)  # its engine ended
+            if lost and unit.losses + 1 < MAX_LOSSES:
+                self._retries.append(replace(unit, losses=unit.losses + 1))
                 return
             if len(unit.rows) > 1:
                 for row in unit.rows:
-                    self._again += self._task.units([row])
+                    self._retries += self._task.units([row])
                 return
             if lost:
-                what = f"the engine was lost {MOST_LOSSES} times while it had this row"
-                error = InternalError(what)
+                error = InternalError(f"the engine ended {MAX_LOSSES} times while it had this row")
             results = [self._task.failed(unit, error)]
-        self._settle(unit.rows, results)
+        self._set_results(unit.rows, results)
 
-    def _settle(self, rows: Sequence[TextRow], results: Sequence[Result]) -> None:
+    def _set_results(self, rows: Sequence[TextRow], results: Sequence[Result]) -> None:
         number = rows[0].part
         for row, result in zip(rows, results, strict=True):
             self._parts[number][row.place] = result
         self._scored(len(rows))
         if None not in self._parts[number]:
-            self._work.save(f"{number}.part", self._parts.pop(number))
-        if time.monotonic() - self._kept >= KEPT_EVERY:
-            self._keep()
+            self._folder.save(f"{number}.part", self._parts.pop(number))
+        if time.monotonic() - self._saved_at >= SAVE_EVERY:
+            self._save_parts()
 
-    def _keep(self) -> None:
+    def _save_parts(self) -> None:
         for number, results in self._parts.items():
-            self._work.save(f"{number}.part", results)
-        self._kept = time.monotonic()
+            self._folder.save(f"{number}.part", results)
+        self._saved_at = time.monotonic()

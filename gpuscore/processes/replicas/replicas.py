@@ -23,19 +23,19 @@ from gpuscore.types.stats import ReplicaState
 
 logger = logging.getLogger(__name__)
 
-MAX_LOSSES = 2  # of engines during one request: a request that ends engines must not end them all
+MAX_LOSSES = 2  # after so many lost engines a request fails, so that it cannot end all of them
 
 ValueT = TypeVar("ValueT")
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A request on its way through the replicas, and the future of its answer."""
+    """A request in flight, and the future of its answer."""
 
     request: ScoreRequest
     future: "Future[ScoreResult]" = field(default_factory=Future)
-    losses: int = 0  # engines that were lost while they had it
-    inner: "Future[ScoreResult] | None" = None  # at the replica
+    losses: int = 0  # how many engines were lost while it was in flight
+    inner: "Future[ScoreResult] | None" = None  # the replica's future
 
 
 class Replicas:
@@ -45,10 +45,10 @@ class Replicas:
     another replica, since scoring has no effects; a request that loses MAX_LOSSES replicas fails.
 
     Args:
-        replicas: loaded or still loading; `score_all` needs them loaded. `gpuscore.ray` has others,
-            with the same `started`, `alive`, `rate`, `stats` and `score_all`.
-        devices: their names.
-        config: the limits on all requests in flight, which the server enforces.
+        replicas: may still be loading; `score_all` needs them loaded. `gpuscore.ray` passes objects
+            of its own that have `started`, `alive`, `rate`, `stats` and `score_all`.
+        devices: the name of each replica's device.
+        config: the limits on all requests in flight. The server enforces them, not this class.
 
     Attributes:
         tokens: the tokens in flight at each replica.
@@ -62,27 +62,29 @@ class Replicas:
         self.config = config
         self._lock = threading.Lock()
         self.tokens = [0] * len(replicas)
-        self._rerun = [0] * len(replicas)  # requests that were run again after each one's losses
+        self._rerun = [0] * len(
+            replicas
+        )  # for each replica, how many requests ran again after it was lost
         self._closing = False
 
     def wait_ready(self) -> BackendLimits:
         """Block until the model is loaded and warm on every device.
 
         Raises:
-            ConfigError: the model cannot be served on one of them, or not the same way on all.
+            ConfigError: a device cannot serve the model, or the replicas would differ.
             LoadTimeout: an engine was not ready within the `load_timeout`.
             EngineFailed: an engine was lost, or closed, before it was ready.
         """
-        everywhere = self._wait([replica.started for replica in self._replicas])
-        for number, limits in enumerate(everywhere):
-            first = everywhere[0].model
+        all_limits = self._wait([replica.started for replica in self._replicas])
+        for number, limits in enumerate(all_limits):
+            first = all_limits[0].model
             other = limits.model
             if first != other:
                 raise ConfigError(
                     f"the replicas differ: {first} on {self._devices[0]}, {other} on "
                     f"{self._devices[number]}; set the options that auto chose differently"
                 )
-        return everywhere[0]
+        return all_limits[0]
 
     def wait_ended(self) -> None:
         """Block until `close`; raise EngineFailed once no replica can be kept running."""
@@ -109,10 +111,10 @@ class Replicas:
         return any(replica.alive for replica in self._replicas) and not self._closing
 
     def states(self) -> list[ReplicaState]:
-        everything = zip(self._replicas, self._devices, self._rerun, strict=True)
+        columns = zip(self._replicas, self._devices, self._rerun, strict=True)
         return [
             ReplicaState(str(number), device, replica.alive, replica.stats(), rerun=rerun)
-            for number, (replica, device, rerun) in enumerate(everything)
+            for number, (replica, device, rerun) in enumerate(columns)
         ]
 
     @property
@@ -121,7 +123,7 @@ class Replicas:
         return sum(replica.rate for replica in self._replicas if replica.alive)
 
     def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
-        """Queue requests without blocking; requests to the same replica go together.
+        """Queue requests without blocking. Those of the same replica are sent together.
 
         A future raises Unavailable if no engine is running.
         """
@@ -140,7 +142,7 @@ class Replicas:
             replica.close()
 
     def _route(self, flights: Sequence[_Flight], lost: int | None = None) -> None:
-        """Send requests to replicas, but not to the one that has just lost them."""
+        """Send requests to replicas, but not to the replica `lost`, which just lost them."""
         chosen: dict[int, list[_Flight]] = {}
         with self._lock:
             numbers = [n for n, replica in enumerate(self._replicas) if replica.alive and n != lost]
@@ -152,16 +154,16 @@ class Replicas:
         if not chosen:
             for flight in flights:
                 resolve(flight.future, Unavailable("no engine is running", retry_after=RETRY_AFTER))
-        for number, together in chosen.items():
-            inners = self._replicas[number].score_all([flight.request for flight in together])
-            for flight, inner in zip(together, inners, strict=True):
+        for number, group in chosen.items():
+            inners = self._replicas[number].score_all([flight.request for flight in group])
+            for flight, inner in zip(group, inners, strict=True):
                 flight.inner = inner
-                inner.add_done_callback(partial(self._done, flight, number))
-                if flight.future.done():  # it was cancelled meanwhile
+                inner.add_done_callback(partial(self._on_done, flight, number))
+                if flight.future.done():  # it was cancelled in the meantime
                     inner.cancel()
 
-    def _done(self, flight: _Flight, number: int, inner: "Future[ScoreResult]") -> None:
-        """Take an answer; called in the thread of its replica."""
+    def _on_done(self, flight: _Flight, number: int, inner: "Future[ScoreResult]") -> None:
+        """Take an answer. The replica's thread calls this."""
         with self._lock:
             self.tokens[number] -= flight.request.num_tokens
         if inner.cancelled():
@@ -175,7 +177,7 @@ class Replicas:
             resolve(flight.future, error)
 
     def lost(self, flight: _Flight, number: int, error: Unavailable) -> None:
-        """Run a request again that was in flight when its replica was lost."""
+        """Run a request again, because its replica was lost while it was in flight."""
         with self._lock:
             flight.losses += 1
             self._rerun[number] += 1
@@ -208,23 +210,25 @@ def start_models(
     """Start an engine of each model on each device; return each model's replicas.
 
     Args:
-        models: with their settings and directories.
+        models: the models, with their settings and directories.
         engine: the settings of all engines, with the devices.
         factory: prepares a backend (`gpuscore.processes.worker.__main__`).
-        patience: when an engine counts as lost.
+        patience: decides when an engine counts as lost.
 
     Raises:
         ConfigError: an error of `places_of_all`. Errors of the engines themselves are raised by
-            the methods of `Replicas` that wait.
+            `Replicas.wait_ready` and `Replicas.wait_ended`.
     """
-    everyone: list[EngineClient] = []
+    all_engines: list[EngineClient] = []
     started = []
-    run = command(factory)
+    command_line = command(factory)
     for model, places in zip(models, places_of_all(models, engine.devices), strict=True):
         engines = [
-            EngineClient(run, Start(str(model.directory), place, engine), patience, everyone)
+            EngineClient(
+                command_line, Start(str(model.directory), place, engine), patience, all_engines
+            )
             for place in places
         ]
-        everyone += engines
+        all_engines += engines
         started.append(Replicas(engines, [place.device for place in places], engine))
     return started

@@ -1,4 +1,4 @@
-"""Starting and ending the engine process, on the parent's side."""
+"""Starts and ends the engine process; this code runs in the parent."""
 
 import ctypes
 import os
@@ -12,31 +12,35 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.processes.worker.wire import Pipe
 
-END = 1.0  # seconds for a process to end by itself
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # only the parent acts on these; it drains
+END = 1.0  # seconds that a process has to end by itself before it is killed
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # only the parent acts on these: it drains
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits in seconds, except `max_failures`. A ready child sends a heartbeat every 0.25 s."""
+    """Times in seconds, and `max_failures`. A ready child sends a heartbeat every 0.25 s."""
 
-    silent: float = 1.5  # of silence: the child counts as unhealthy
-    stopped: float = 5.0  # of silence: the child is killed
-    delay: float = 1.0  # before a restart
-    forgiven: float = 60.0  # of service, after which earlier failures do not count
-    max_failures: int = 5  # in a row; then the child is not restarted
+    silent: float = 1.5  # without a heartbeat for so long, the child counts as unhealthy
+    stopped: float = 5.0  # without a heartbeat for so long, the child is killed
+    delay: float = 1.0  # how long to wait before a restart
+    forgiven: float = 60.0  # after serving for so long, earlier failures are forgotten
+    max_failures: int = 5  # after so many failures in a row, the child is not restarted
 
 
 def ignore_stops() -> None:
-    """Ignore STOPS, and unblock them: processes that this one starts inherit what is blocked."""
+    """Ignore STOPS, and unblock them, because child processes would inherit the block."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def die_with(parent: int) -> None:
-    """End this process with its parent; on Linux even if it is too busy to see its socket close."""
+    """End this process when its parent ends.
+
+    On Linux the kernel does it, so it works even if this process is too busy to see its socket
+    close.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -44,10 +48,10 @@ def die_with(parent: int) -> None:
 
 
 class EngineProcess:
-    """A running engine process, connected by a socket pair; `end` stops it and frees all it used.
+    """A running engine process, connected by a socket pair. `end` stops it.
 
     Args:
-        command: its command line, to which the socket and this process's id are added.
+        command: the command line; the socket's number and this process's id are appended.
 
     On Linux, create it in a thread that lives as long as the process must. The child asks the
     kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.
@@ -80,8 +84,10 @@ class EngineProcess:
         self.pipe = Pipe(ours)
 
     def end(self) -> str:
-        """Close the socket, at which the process ends, or kill it; return its exit code or signal
-        as text."""
+        """Close the socket, so that the process ends, or kill it after END seconds.
+
+        Return its exit code or signal as text.
+        """
         self.pipe.close()
         try:
             self._process.wait(END)

@@ -5,7 +5,7 @@ A request's body is read up to a limit of bytes and never by the framework's par
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import monotonic
@@ -149,16 +149,27 @@ PIECE_SENT = 2**16  # bytes; a connection waits for its client while about as ma
 
 
 class InPieces(Response):
-    """An answer that is sent as the client takes it. Sent at once, it would be in memory twice."""
+    """An answer that is sent as the client takes it, and never made whole: to join its pieces would
+    take the memory twice, and all threads would wait for it."""
+
+    def __init__(
+        self, pieces: Iterable[bytes], kind: str = JSON, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._pieces = [bytearray()]
+        for piece in pieces:
+            announce(len(piece))
+            if len(self._pieces[-1]) >= PIECE_SENT:
+                self._pieces.append(bytearray())
+            self._pieces[-1] += piece
+        size = sum(map(len, self._pieces))
+        super().__init__(headers={"Content-Length": str(size), **(headers or {})}, media_type=kind)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
-        for start in range(0, max(1, len(self.body)), PIECE_SENT):
-            end = start + PIECE_SENT
-            more = end < len(self.body)
-            part = self.body[start:end]
-            await send({"type": "http.response.body", "body": part, "more_body": more})
+        for piece in self._pieces:
+            more = piece is not self._pieces[-1]
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
 SMALL_ANSWER = 2**16  # bytes; up to here an answer is encoded on the event loop
@@ -185,11 +196,9 @@ async def answer(
     record.model = served.name
     model = served.ready()
     with record.stage(TOKENIZE):
-        if dialect.is_small(body):
-            prepared, size = _prepared(model, dialect, body)
-        else:
-            prepare = partial(_prepared, model, dialect, body)
-            prepared, size = await service.in_thread(record.tenant, prepare)
+        prepare = partial(_prepared, model, dialect, body)
+        small = dialect.is_small(body)
+        prepared, size = prepare() if small else await service.in_thread(record.tenant, prepare)
     name = answered_name(served, body)
     size += FRAME_BYTES + text_bytes(name)
     reserve(size)
@@ -208,10 +217,12 @@ async def answer(
             record.cached_tokens = prepared.cached_tokens
         if prepared.request is not None:
             record.label_tokens = prepared.request.num_label_tokens
-        encode = partial(_encoded, dialect, prepared)
+
+        def encode() -> Response:
+            return InPieces(dialect.encode(prepared))
+
         small = size <= SMALL_ANSWER
-        content = encode() if small else await service.in_thread(record.tenant, encode)
-        return InPieces(content, media_type=JSON)
+        return encode() if small else await service.in_thread(record.tenant, encode)
 
 
 def _prepared(
@@ -219,14 +230,6 @@ def _prepared(
 ) -> tuple[PreparedBody[BodyT], int]:
     prepared = dialect.prepare(model, body)
     return prepared, dialect.answer_bytes(prepared)
-
-
-def _encoded(dialect: Dialect[BodyT], prepared: PreparedBody[BodyT]) -> bytes:
-    pieces = list[bytes]()
-    for piece in dialect.encode(prepared):
-        announce(len(piece))
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 async def _results(
@@ -258,6 +261,12 @@ def endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConfi
         seconds = request_seconds(request, config.request_timeout)
         check_content_type(request)
         scope = request.scope
+
+        def reserve(size: int) -> None:
+            if size > (limit := config.max_answer_bytes):
+                raise AnswerTooLarge(f"the answer may have {size} bytes, the limit is {limit}")
+            scope["state"][COUNT](size)
+
         with service.in_flight():
             received = await read_body(request, config)
             record = record_of(scope)
@@ -266,26 +275,13 @@ def endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConfi
             if len(received) < LARGE:
                 body = dialect.decode(received, record, None)
             else:
-                decoding = _decode_large(service, dialect, received, record)
+                limits = service.models.limits  # None if no model is loaded, and the answer is 503
+                decode = partial(dialect.decode, received, record, limits)
+                decoding = service.in_thread(record.tenant, decode, large=True)
                 body = await in_time(decoding, deadline, late)
+                del decode
             del received  # it may be large, and `body` has the text
-            reserve = partial(_reserve, scope, config.max_answer_bytes)
             running = answer(service, dialect, body, record, reserve=reserve)
             return await in_time(running, deadline, late)
 
     return answered
-
-
-def _reserve(scope: Scope, limit: int, size: int) -> None:
-    """Count an answer that may have `size` bytes; raise AnswerTooLarge or Overloaded."""
-    if size > limit:
-        raise AnswerTooLarge(f"the answer may have {size} bytes, the limit is {limit}")
-    scope["state"][COUNT](size)
-
-
-async def _decode_large(
-    service: ScoringService, dialect: Dialect[BodyT], received: bytes, record: RequestRecord
-) -> BodyT:
-    limits = service.models.limits  # None if no model is loaded, and the answer is 503
-    decode = partial(dialect.decode, received, record, limits)
-    return await service.in_thread(record.tenant, decode, large=True)

@@ -30,7 +30,7 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import InvalidRequest, Unavailable
-from gpuscore.server.api.bodies import InPieces, json_response
+from gpuscore.server.api.bodies import PIECE_SENT, InPieces, json_response
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 from gpuscore.system.machine import commit, local_machine, versions
@@ -165,7 +165,13 @@ def add_pages(app: FastAPI, service: ScoringService, aliases: Mapping[str, str])
         description="The models' names and longest prompts, as `data` of OpenAI's API.",
     )
     async def models(request: Request) -> Response:
-        return json_response({"object": "list", "data": list(map(_model_card, service.models))})
+        cards = []
+        for served in service.models:
+            card = {"id": served.name, "object": "model", "created": 0, "owned_by": "gpuscore"}
+            if served.loaded is not None:
+                card["max_model_len"] = served.loaded.engine.limits.max_model_len
+            cards.append(card)
+        return json_response({"object": "list", "data": cards})
 
     @app.get(
         "/info",
@@ -222,13 +228,6 @@ def _unavailable(why: str, models: ModelTable, *states: str) -> Unavailable:
     return Unavailable(f"{why}{affected}", retry_after=LOADING_RETRY_AFTER)
 
 
-def _model_card(served: ServedModel) -> dict[str, Any]:
-    card = {"id": served.name, "object": "model", "created": 0, "owned_by": "gpuscore"}
-    if served.loaded is None:
-        return card
-    return card | {"max_model_len": served.loaded.engine.limits.max_model_len}
-
-
 ROOT = Path(__file__).parents[1] / "static"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -269,12 +268,13 @@ def _endpoint(name: str) -> Callable[[Request], Awaitable[Response]]:
     kind = TYPES[Path(name).suffix]
 
     async def file(request: Request) -> Response:
-        return InPieces(_read(name), headers=HEADERS, media_type=kind)
+        return InPieces(_read(name), kind, HEADERS)
 
     return file
 
 
 @cache
-def _read(name: str) -> bytes:
-    """Return a file's bytes, which are kept from the first request on."""
-    return (ROOT / name).read_bytes()
+def _read(name: str) -> list[bytes]:
+    """Return a file's bytes in pieces, which are kept from the first request on."""
+    content = (ROOT / name).read_bytes()
+    return [content[start : start + PIECE_SENT] for start in range(0, len(content), PIECE_SENT)]

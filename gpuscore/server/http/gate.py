@@ -28,7 +28,7 @@ from gpuscore.errors import (
     NotFound,
     RequestTimeout,
 )
-from gpuscore.server.http.admission import Admission, Visit
+from gpuscore.server.http.admission import Admission, AdmittedRequest
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.headers import NO_KEY, ApiKeys, check_host
 from gpuscore.server.http.rounds import in_time
@@ -48,11 +48,8 @@ SLICES = 8  # connections that parse in a round
 BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
 COUNT = "count"  # ... a function that counts bytes which do not arrive on the connection
-_CHECKED = "checked"  # ... the head was checked
-_LENGTH = "length"  # ... bytes of the body by the head; 0 if that does not say
 _CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
 CLOSE = (b"connection", b"close")
-_GET = ("GET", "HEAD")
 
 Fields = list[tuple[bytes, bytes]]
 Answer = tuple[int, Fields, bytes]  # status, header fields, body
@@ -85,8 +82,8 @@ class Gate:
         pieces: Callable[[int], int] = int,
     ) -> None:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
-        gets = {path for path, route in self.routes.items() if "GET" in (route.methods or ())}
-        self._methods = {path: _GET if path in gets else ("POST",) for path in self.routes}
+        get = ("GET", "HEAD")
+        self._methods = {path: ("POST",) if path in DIALECT_OF else get for path in self.routes}
         self._app = app
         self.config = config
         self._keys = keys
@@ -107,7 +104,7 @@ class Gate:
         send = self._marked(scope, record, send)
         self.operations.running += 1
         try:
-            if _CHECKED not in scope["state"]:
+            if record.tenant is None:  # the head was not checked
                 self._check(scope)
             await self._answer(scope, record, receive, send)
         except ClientDisconnect:
@@ -129,7 +126,6 @@ class Gate:
             self._check(scope)
         except GpuscoreError as error:
             return self.refused(scope, error)
-        scope["state"][_CHECKED] = True
         return None
 
     def refused(self, scope: Scope, error: GpuscoreError) -> Answer:
@@ -165,13 +161,13 @@ class Gate:
             return
         if self._service.draining:
             raise self._service.shutting_down()
-        length = 0
-        for name, value in headers:
-            if name == b"content-length":
-                length += int(value)
-        scope["state"][_LENGTH] = length
+        length = int(dict(headers).get(b"content-length", 0))
         if length <= self.config.max_body_bytes:  # otherwise `_reader` refuses it
             self.admission.check(record.tenant, length)
+
+    def _check_size(self, size: int) -> None:
+        if size > self.config.max_body_bytes:
+            raise BodyTooLarge(f"the body is over {self.config.max_body_bytes} bytes")
 
     async def _answer(
         self, scope: Scope, record: RequestRecord, receive: Receive, send: Send
@@ -180,58 +176,46 @@ class Gate:
         if scope["path"] not in DIALECT_OF:
             await route.app(scope, receive, send)
             return
-        visit = Visit(record.tenant or NO_KEY)
-        scope["state"][COUNT] = partial(self.admission.add, visit)
+        request = AdmittedRequest(record.tenant or NO_KEY)
+        scope["state"][COUNT] = partial(self.admission.add, request)
         try:
-            await route.app(scope, self._reader(visit, scope, record, receive), send)
+            await route.app(scope, self._reader(request, scope, record, receive), send)
         finally:
-            self.admission.leave(visit)
-            self._service.memory.used(max(visit.size, BYTES_PER_ID * (record.prompt_tokens or 0)))
+            self.admission.leave(request)
+            self._service.trim_after(max(request.size, BYTES_PER_ID * (record.prompt_tokens or 0)))
 
     def _reader(
-        self, visit: Visit, scope: Scope, record: RequestRecord, receive: Receive
+        self, request: AdmittedRequest, scope: Scope, record: RequestRecord, receive: Receive
     ) -> Callable[[], Awaitable[Message]]:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
-        limit = self.config.max_body_bytes
         seconds = self.config.client_timeout
-        announced = scope["state"][_LENGTH]
+        announced = int(dict(scope["headers"]).get(b"content-length", 0))
         end = monotonic() + seconds
         complete = False
-
-        def check_size(size: int) -> None:
-            if size > limit:
-                raise BodyTooLarge(f"the body is over {limit} bytes")
 
         async def read() -> Message:
             nonlocal complete
             if complete:  # what comes now is the client's leaving, however late
                 return await receive()
-            check_size(announced)
+            self._check_size(announced)
             late = partial(RequestTimeout, f"the body was not complete after {seconds:g} seconds")
             message: Message = await in_time(receive(), end, late)
             if BROKEN in scope["state"]:
                 raise scope["state"].pop(BROKEN)
             size = len(message.get("body", b""))
             record.bytes_in += size
-            check_size(record.bytes_in)
-            self.admission.add(visit, size)
+            self._check_size(record.bytes_in)
+            self.admission.add(request, size)
             if message["type"] == "http.request" and not message.get("more_body", False):
                 complete = True
-                self.admission.enter(visit)
-                await self._turn(visit.size)
+                self.admission.enter(request)
+                turn = asyncio.Event()
+                self.starts.call(turn.set, 1 + request.size * STARTS // START_BYTES)
+                await turn.wait()
             return message
 
         return read
-
-    async def _turn(self, size: int) -> None:
-        """Return once the loop has time to start the work on a body of `size` bytes."""
-        cost = 1 + size * STARTS // START_BYTES
-        if self.starts.take(cost):
-            return
-        turn = asyncio.Event()
-        self.starts.add(turn.set, cost)
-        await turn.wait()
 
     def _marked(self, scope: Scope, record: RequestRecord, send: Send) -> Send:
         async def marked(message: Message) -> None:

@@ -25,7 +25,6 @@ from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
 from gpuscore.server.http.gate import BROKEN, CLOSE, Answer, Gate
 from gpuscore.server.http.headers import END, body_length, check_beginning, invalid, readable
 
-NEVER = float("inf")
 LINGER = 2.0  # seconds for a client that still sends after its last answer
 SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read: the connection is closed
 # A connection parses at most this many heads and parts of bodies at once; then others get their
@@ -60,7 +59,6 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def __init__(self, *, gate: Gate, most: int, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._gate = gate
-        self._settings = gate.config
         self._most = most
         self._data = bytearray()  # not parsed yet
         self._searched = 0  # bytes of a head that has no end yet
@@ -74,7 +72,6 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._queued = False  # in the turns of all connections
         self._start: Message | None = None  # of an answer, until its first part is there
         self._state = ANSWER
-        self._end = NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -88,7 +85,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().connection_made(transport)
         # This connection itself decides when to read; what uvicorn has of it wakes it.
         self.flow.resume_reading = self.wake  # type: ignore[method-assign]
-        self._await(HEAD, self._settings.client_timeout)
+        self._await(HEAD, self._gate.config.client_timeout)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _READ
@@ -106,8 +103,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._busy and self._task is not None:
             self.loop.call_soon(self._task.cancel)  # it has begun by then, and leaves a record
         super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._await(ANSWER)  # without a timer
         self._data.clear()
         # They refer to this object, whose memory would stay until Python looks for cycles.
         self.flow = self.cycle = None  # type: ignore[assignment]
@@ -115,7 +111,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._busy:
-            self._await(SEND, self._settings.client_timeout)
+            self._await(SEND, self._gate.config.client_timeout)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -133,10 +129,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:  # otherwise it is a trailer field, and those are dropped
-            name = name.lower()
-            if name == b"expect" and value.strip(b" \t").lower() == b"100-continue":
-                self.expect_100_continue = True
-            self.headers.append((name, value.strip(b" \t")))
+            super().on_header(name, value.strip(b" \t"))
 
     def on_body(self, body: bytes) -> None:
         size = len(body)
@@ -196,9 +189,9 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         if not self._busy:
             state = REST if self._in_body else HEAD if self._data else IDLE
-            seconds = self._settings.client_timeout
+            seconds = self._gate.config.client_timeout
             if state == IDLE:
-                seconds = self._settings.keep_alive_timeout
+                seconds = self._gate.config.keep_alive_timeout
                 self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
             if self._state != state:  # otherwise its deadline is running
                 self._await(state, seconds)
@@ -212,7 +205,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _parse_head(self) -> bool:
         """Parse a head and begin with its request; return False if it is not complete."""
         data = self._data
-        most = self._settings.max_header_bytes
+        most = self._gate.config.max_header_bytes
         blank = len(data) - len(data.lstrip(b"\r\n"))  # between two requests
         end = data.find(END, max(blank, self._searched))
         size = len(data) if end < 0 else end + len(END)
@@ -236,7 +229,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Refuse the request whose head was parsed, or start the application."""
         cycle = self.cycle
         self._in_body = not self._ended
-        self._spare = self._settings.max_body_bytes
+        self._spare = self._gate.config.max_body_bytes
         if not self._in_body or self.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False
         self._await(ANSWER)
@@ -273,7 +266,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._feed(size)
         if left is not None and self._ended != (left == 0):
             raise invalid()  # llhttp sees another end than we do
-        if left is None and self._around > (most := self._settings.max_header_bytes):
+        if left is None and self._around > (most := self._gate.config.max_header_bytes):
             raise HeaderTooLarge(f"head, chunk extensions and trailer fields are over {most} bytes")
         self._in_body = not self._ended
         if self._busy:
@@ -301,9 +294,6 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         scope, receive = cast("tuple[Scope, Receive]", (cycle.scope, cycle.receive))
         try:
             await self._gate(scope, receive, partial(self._send, cycle))
-        except asyncio.CancelledError:
-            if not cycle.disconnected:
-                raise  # the server itself is stopping
         finally:
             if not cycle.response_complete and not cycle.disconnected:
                 self.transport.abort()
@@ -373,7 +363,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         if not (self._in_body or self._broken):
             self.transport.close()
-            self._await(LAST, self._settings.client_timeout)
+            self._await(LAST, self._gate.config.client_timeout)
             return
         try:
             self.transport.write_eof()
@@ -388,22 +378,16 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._spare < 0:
             self.transport.close()
 
-    def _await(self, state: str, seconds: float = NEVER) -> None:
-        """Wait for so many seconds at most; a timer that fires too early is then set again."""
+    def _await(self, state: str, seconds: float | None = None) -> None:
+        """Wait for so many seconds at most."""
         self._state = state
-        self._end = self.loop.time() + seconds
-        if self._timer is not None and self._timer.when() > self._end:
+        if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if self._timer is None and self._end < NEVER:
-            self._timer = self.loop.call_at(self._end, self._late)
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        self._timer = None
-        seconds = self._settings.client_timeout
-        if self.loop.time() < self._end:
-            self._await(self._state, self._end - self.loop.time())
-        elif self._state == HEAD:
+        seconds = self._gate.config.client_timeout
+        if self._state == HEAD:
             late = f"the request head was not complete after {seconds:g} seconds"
             self._fail(RequestTimeout(late))
             self._settle()

@@ -30,18 +30,17 @@ class Walks:
     Args:
         chunks: int32 [n + 1, 4] the first row of each, and up to three places that get the state
             after it, then -1; the last begins at T.
-        walks: int32 [w, 3] first chunk, the one behind the last, and the place of its state.
+        walks: of each level int32 [w, 3]: first chunk, the one behind the last, and the place of
+            the state. Every other level, the second first, has only walks of one chunk that keep no
+            state.
         begins: int32 [T] the first of the rows that a row depends on: of its chunk, or of its own
             segment where siblings share a chunk, which is all of its walk then, and is not kept.
-        levels: how many walks each level has, in their order. Every other one, the second first,
-            has only walks of one chunk that keep no state.
         held: how many states are held.
     """
 
     chunks: Tensor
-    walks: Tensor
+    walks: tuple[Tensor, ...]
     begins: Tensor
-    levels: tuple[int, ...]
     held: int
 
 

@@ -42,10 +42,10 @@ def convolve(
 
 def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
     """Write rows into tails: a slot, and the places of its rows, are an entry of int32 kept
-    [K, kernel]. Its own rows may only move forward."""
-    slots = kept[:, 0].long()
-    places = kept[:, 1:]
-    tails.index_copy_(0, slots, _rows_at(mixed, tails, places))
+    [K + 1, kernel], whose last one has slot -1. Its own rows may only move forward, and an entry
+    may read a slot that a later one writes."""
+    slots = kept[:-1, 0].long()
+    tails.index_copy_(0, slots, _rows_at(mixed, tails, kept[:-1, 1:]))
 
 
 def _rows_at(mixed: Tensor, tails: Tensor, places: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def delta_rule(
     held = {-1: torch.zeros_like(states[0])}
     chunks = walks.chunks.tolist()
     begins = walks.begins.tolist()
-    for first, behind, source in walks.walks.tolist():
+    for first, behind, source in torch.cat(walks.walks).tolist():
         state = states[source] if source >= 0 else held[source]
         for (start, *targets), (stop, *_) in pairwise(chunks[first : behind + 1]):
             begun = state

@@ -73,7 +73,7 @@ def softplus(x):
     return tl.maximum(x, 0.0) + more
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def systems_kernel(
     convolved,
     gates,
@@ -141,7 +141,7 @@ def state_at(pool, held, place, STATE: tl.constexpr):
     return tl.where(place >= 0, pool + place * STATE, held + (-2 - place) * STATE)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 def walk_kernel(
     convolved,
     chunks,
@@ -151,7 +151,6 @@ def walk_kernel(
     pool,
     held,
     out,
-    first,
     KEY_HEADS: tl.constexpr,
     REPEAT: tl.constexpr,
     KEY_SIZE: tl.constexpr,
@@ -173,13 +172,13 @@ def walk_kernel(
     WIDTH: tl.constexpr = REPEAT * VALUE_SIZE  # of a state's row
     STATE: tl.constexpr = KEYS * WIDTH
     COLUMNS: tl.constexpr = 2 * KEYS + KEY_HEADS * WIDTH
-    walk = first + tl.program_id(0) // HEADS
+    walks += tl.program_id(0) // HEADS * 3
     head = tl.program_id(0) % HEADS
-    begin = tl.load(walks + walk * 3)
-    end = tl.load(walks + walk * 3 + 1)
+    begin = tl.load(walks)
+    end = tl.load(walks + 1)
     if begin == end:  # padding of a graph
         return
-    source = tl.load(walks + walk * 3 + 2).to(tl.int64)
+    source = tl.load(walks + 2).to(tl.int64)
     key_head = head // REPEAT
     offs_t = tl.arange(0, BLOCK_T)
     offs_k = tl.arange(0, BLOCK_K)
@@ -288,18 +287,22 @@ def keep_tails_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Read all rows of a tail, in SIZE of the columns, then write them to its slot."""
-    entry = kept + tl.program_id(0) * TAPS
-    slot = tl.load(entry).to(tl.int64)
+    """Read all rows of one tail after the other, in SIZE of the columns, and write them to its
+    slot."""
     offs_m = tl.arange(0, BLOCK_M)
-    column = tl.program_id(1) * SIZE + tl.arange(0, BLOCK_N)
+    column = tl.program_id(0) * SIZE + tl.arange(0, BLOCK_N)
     mask_m = offs_m < TAPS - 1
     mask = mask_m[:, None] & (column < COLUMNS)[None, :]
-    place = tl.load(entry + 1 + offs_m, mask=mask_m, other=-1).to(tl.int64)
-    rows = load_rows(mixed, tails, place, stride, column, mask, COLUMNS=COLUMNS)
-    tl.debug_barrier()  # before another thread overwrites them
-    to = (slot * (TAPS - 1) + offs_m)[:, None] * COLUMNS + column[None, :]
-    tl.store(tails + to, rows, mask=mask & (slot >= 0))
+    slot = tl.load(kept).to(tl.int64)
+    while slot >= 0:
+        place = tl.load(kept + 1 + offs_m, mask=mask_m, other=-1).to(tl.int64)
+        rows = load_rows(mixed, tails, place, stride, column, mask, COLUMNS=COLUMNS)
+        tl.debug_barrier()  # before another thread overwrites them
+        to = (slot * (TAPS - 1) + offs_m)[:, None] * COLUMNS + column[None, :]
+        tl.store(tails + to, rows, mask=mask)
+        tl.debug_barrier()  # before another thread reads them for the next tail
+        kept += TAPS
+        slot = tl.load(kept).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -361,7 +364,7 @@ def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
     block_m = next_power_of_two(taps - 1)
     sizes = {"COLUMNS": columns, "TAPS": taps}
     launch = _launch_rows(keep_tails_kernel, block_m, TAIL_COLUMNS, unspecialized=0, **sizes)
-    grid = len(kept), triton.cdiv(columns, TAIL_COLUMNS)
+    grid = triton.cdiv(columns, TAIL_COLUMNS), 1
     launch(grid, (mixed, tails, kept), (mixed.stride(0),))
 
 
@@ -385,7 +388,7 @@ def _launch_chunks(
     # What float32 would fetch ahead does not fit some devices.
     ahead = more.get("CHAIN", False) and precision == "tf32"
     options = {"num_warps": warps, "num_stages": 2 if ahead else 1}
-    return CachedLaunch(kernel, constants, options, unspecialized=1, dtypes=(0, 1))
+    return CachedLaunch(kernel, constants, options, dtypes=(0, 1))
 
 
 def delta_rule(
@@ -404,10 +407,9 @@ def delta_rule(
     )
     by_row = convolved, gates, decay, bias, walks.begins, walks.chunks, logs, squares
     _launch_chunks(systems_kernel, *kind)((chunks * heads, 1), by_row, (gates.stride(0),))
-    first = 0
     hopper = arch_of(pool) == 90
-    for level, count in enumerate(walks.levels):
-        if count:
+    for level, entries in enumerate(walks.walks):
+        if count := entries.shape[0]:
             chain = level % 2 == 0
             # As many values of a program as leave its registers off the stack.
             most = 64 if hopper and not chain else 16
@@ -415,7 +417,6 @@ def delta_rule(
             walk = _launch_chunks(
                 walk_kernel, *kind, 4 if hopper or not chain else 8, BLOCK_V=block, CHAIN=chain
             )
-            tensors = convolved, walks.chunks, walks.walks, logs, squares, pool, held, out
-            walk((count * heads, triton.cdiv(sizes[3], block)), tensors, (first,))
-        first += count
+            tensors = convolved, walks.chunks, entries, logs, squares, pool, held, out
+            walk((count * heads, triton.cdiv(sizes[3], block)), tensors, ())
     return out

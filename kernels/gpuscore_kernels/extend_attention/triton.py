@@ -281,9 +281,9 @@ def extend_attention(
     rows: tuple[Tensor, Tensor, Tensor],
     pool: tuple[Tensor, Tensor],
     tiles: DeviceTiles,
-    *,
     scale: float,
     softcap: float | None = None,
+    *,
     config: TileConfig,
 ) -> Tensor:
     """Attend the query rows of `tiles`.

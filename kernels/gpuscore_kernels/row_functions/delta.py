@@ -21,13 +21,13 @@ _ARGUMENTS = {
 
 
 class DeltaFunctions:
-    """Functions of linear layers in C for rows of one dtype, on as many threads as torch has.
+    """Functions of linear layers in C, for one dtype. They use torch's number of threads.
 
-    They raise ValueError for tensors that do not fit.
+    They raise ValueError for tensors of a wrong shape or dtype.
 
     Args:
         library: what `build` returns.
-        dtype: the rows' dtype, for which it was built.
+        dtype: the dtype that the library was built for.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
@@ -77,7 +77,7 @@ class DeltaFunctions:
         walks: Walks,
         pool: Tensor,
     ) -> Tensor:
-        """Return the outputs of all rows, and keep states, as `delta_net.delta_rule`."""
+        """Return the outputs of all rows, and store states in `pool`, as `delta_net.delta_rule`."""
         _, key_heads, key_size, values = pool.shape
         rows = len(convolved)
         heads = len(decay)
@@ -91,7 +91,8 @@ class DeltaFunctions:
             check_tensor(x, (rows, heads), torch.float32)
         check_tensor(pool, tuple(pool.shape), torch.float32)
         check_tensor(walks.chunks, (len(walks.chunks), 4), torch.int32)
-        check_tensor(walks.walks, (sum(walks.levels), 3), torch.int32)
+        for level in walks.walks:
+            check_tensor(level, (len(level), 3), torch.int32)
         longest = int(walks.chunks[:, 0].diff().max())
         if longest > CHUNK_SIZE:
             raise ValueError(f"a chunk has {longest} rows; supported: up to {CHUNK_SIZE}")
@@ -100,7 +101,7 @@ class DeltaFunctions:
         threads = torch.get_num_threads()
         of_chunk = CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size)
         scratch = torch.empty(threads * (of_chunk + key_size * value_size))
-        for level in torch.split(walks.walks, list(walks.levels)):
+        for level in walks.walks:
             self._library.delta_walks(
                 *(
                     x.data_ptr()

@@ -148,7 +148,7 @@ def batches():
 
 # The compiled kernel knows a head's size; numbers and lists, which its stand-in takes, do not.
 @pytest.mark.parametrize("head_dim", [8] if INTERPRETED else [64, 128])
-@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("group", [1, 8] if INTERPRETED else [1, 2, 4, 8])
 def test_attention_by_the_rule(group, head_dim):
     """Trees of several requests, chunks, cached prefixes; padded to a graph's sizes and exact."""
     layer = Layer(group, head_dim)
@@ -185,7 +185,8 @@ def test_neighbours_in_one_prefix_share_its_copy():
         (one.page_table, [0, 1, 0], 120),  # a request in two places
     ):
         batch = replace(one, page_table=pages, request_of=np.array(request, np.int32))
-        assert len(fa4.key_table(batch, PAGE).slots) == cached
+        slots, *_ = fa4.key_table(batch, PAGE)
+        assert (slots >= 0).sum() == cached
         Layer(2).checked(batch)
 
 
@@ -218,6 +219,6 @@ def test_a_block_that_all_rows_see_needs_no_rule():
 @pytest.mark.parametrize("kind", ["v", *slow("k", "kv")])
 @pytest.mark.usefixtures("fa4_stands_in", "quick_start")
 def test_neighbours_of_a_poisoned_request(kind, tiny_model, tmp_path):
-    directory = poisoned(tiny_model("qwen3", num_hidden_layers=2)[0], tmp_path / "model", kind)
+    directory = poisoned(tiny_model("qwen3", num_hidden_layers=1)[0], tmp_path / "model", kind)
     small = {"max_batch_tokens": 256, "max_model_len": 128}
     check_neighbours(in_triton(directory, attention="fa4", **small))

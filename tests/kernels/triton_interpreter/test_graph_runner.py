@@ -231,6 +231,7 @@ def late(backends, monkeypatch):
     assert runner.queue.wrong == []
 
 
+@pytest.mark.parametrize("backends", ["linear layers"], indirect=True)  # with the most tables
 def test_what_a_batch_in_flight_uses_is_not_touched(backends, late, monkeypatch):
     """Whenever one batch is waited for, another one is launched meanwhile."""
     plain, _ = backends
@@ -250,6 +251,7 @@ def test_what_a_batch_in_flight_uses_is_not_touched(backends, late, monkeypatch)
         assert_same(got, wanted)
 
 
+@pytest.mark.parametrize("backends", ["gemma2"], indirect=True)
 @pytest.mark.parametrize("replayed", [True, False])
 def test_batches_after_a_failed_one_pin_no_memory(backends, late, monkeypatch, replayed):
     """Its words are in flight when it fails; the batches after it take its buffers."""
@@ -300,6 +302,7 @@ class WrongQueue(NotingQueue):
         return lambda: None
 
 
+@pytest.mark.parametrize("backends", ["gemma2"], indirect=True)
 def test_a_graph_that_computes_something_else_does_not_serve(backends, monkeypatch):
     _, graphs = backends
     runner = graphs.launcher

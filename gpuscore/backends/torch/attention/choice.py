@@ -5,7 +5,6 @@ All compute the mask rule (`types.batch.visible_rows`); they differ in the kerne
 
 import importlib.util
 import logging
-import os
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -15,14 +14,16 @@ from torch import Tensor
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention.tiled import TorchAttention
 from gpuscore.backends.torch.compiler import Function
+from gpuscore.backends.torch.kernels import why_no_triton
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels import hopper
-from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
+from gpuscore_kernels.extend_attention.config import config_for
 
 FLASHINFER_HEADS = (64, 128, 256)
-FA4_HEADS, FA4_GROUPS = (64, 128), (1, 2, 4, 8)  # its kernel needs no stack for these
+FA4_HEADS = (64, 128)
+FA4_GROUPS = (1, 2, 4, 8)  # its kernel needs no stack for these
 
 logger = logging.getLogger(__name__)
 
@@ -97,15 +98,8 @@ def attention_factory(name: str, attend: Function, steady: bool) -> Factory:
 
 
 def _why_not_triton(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed here; pip install triton"
-    if device.type == "cpu":
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            return "device is cpu; supported: cuda (and Triton's interpreter, for tests)"
-        if dtype == torch.bfloat16:
-            return "Triton's interpreter computes bfloat16 wrongly; supported: float16, float32"
-    if model.head_dim > MAX_HEAD_DIM:
-        return f"head_dim is {model.head_dim}; supported: at most {MAX_HEAD_DIM}"
+    if (reason := why_no_triton(device, dtype)) is not None:
+        return reason
     try:
         config_for(device, model.head_dim, dtype).shape(model.num_heads // model.num_kv_heads)
     except ValueError as error:

@@ -1,14 +1,13 @@
 """Attention by FlashInfer's paged kernels; an optional package, meant for comparison.
 
-The prefix of a query and all of its items form one sequence, in FlashInfer's mask mode for that,
-which computes the mask rule (`gpuscore.types.batch.visible_rows`). FlashInfer counts positions
-within an item from 0, where 0 is a delimiter token. We count from 1, so there is no delimiter, and
-a token sees exactly the prefix and its own item. The rule is in FlashInfer PR 1015; the known
-answer at start checks it. Only the paged wrapper has this mode; the ragged one accepts the
-arguments and ignores them.
+A query's prefix and all of its items form one sequence. FlashInfer has a multi-item mask for such
+sequences (FlashInfer PR 1015): a token sees the prefix and its own item, as the mask rule says
+(`gpuscore.types.batch.visible_rows`). FlashInfer expects a delimiter token at position 0 of each
+item; this module counts positions from 1, so that no delimiter is needed. The check at start would
+notice a wrong mask. Only the paged wrapper has this mask; the ragged one ignores its arguments.
 
-All keys of a layer are in one buffer, in pages of one token: first the cached keys, gathered from
-the pool, then the batch's own. So page numbers are the same in every layer.
+All keys of a layer are copied to one buffer, in pages of one token: first the cached keys from the
+pool, then the keys of the batch. So page numbers are the same in every layer.
 """
 
 from collections import defaultdict
@@ -29,50 +28,49 @@ Numbers: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ItemsLayout:
-    """A batch as FlashInfer reads it: n of its "requests", here called sequences."""
+    """A batch as n sequences, which FlashInfer calls requests."""
 
-    slots: Numbers  # of the pool; their keys come first in the buffer
-    rows: Numbers  # [T] rows of the batch in the order of query rows
+    slots: Numbers  # slots of the pool whose keys come first in the buffer
+    rows: Numbers  # [T] rows of the batch, in the order of the query rows
     queries: Numbers  # [n + 1] first query row of each sequence, and the end
     starts: Numbers  # [n + 1] first entry of each sequence in `keys`, and the end
-    keys: Numbers  # places in the buffer of keys
+    keys: Numbers  # indices into the buffer of keys
     prefix_lens: Numbers  # [n] keys of each sequence before its items
-    positions: Numbers  # [n, width] position in its item of each item token, from 1
-    longest: Numbers  # [n] tokens of the longest item, or of all where no prefix is
+    positions: Numbers  # [n, width] position of each item token within its item, from 1
+    longest: Numbers  # [n] tokens of the longest item; without a prefix, of all items
 
 
 def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     """Lay out a batch as sequences.
 
-    A parent that has no parent itself becomes the causal end of its items' prefix. A parent with a
-    parent is computed as an item of that parent; its keys, and its ancestors' keys, are repeated
-    in its items' prefix.
+    A root segment that has items becomes the end of their prefix, with causal attention. A parent
+    that is not a root is computed as an item of its own parent. Its items then get its keys and its
+    ancestors' keys once more in their prefix.
 
-    Items without a prefix count as one. Between the keys that the longest item can reach and the
-    prefix, FlashInfer's kernels for Hopper skip tiles of keys: they go on with the prefix's last
-    one, which has the number -1 where there is no prefix (`kv_tile_idx_decrement` in
-    attention/hopper/mainloop_mma.cuh and both loaders, FlashInfer 0.7). On an H100 that is an
-    access to illegal memory.
+    Without a prefix, `longest` is the length of all items together, because FlashInfer's kernels
+    for Hopper would otherwise read illegal memory (seen on an H100 with FlashInfer 0.7). They skip
+    the tiles between the prefix and the first key that the longest item can reach, and continue
+    with the prefix's last tile. Without a prefix that tile has the number -1
+    (`kv_tile_idx_decrement` in attention/hopper/mainloop_mma.cuh and both loaders).
     """
     slots = [prefix_slots(batch, request, page_size) for request in range(len(batch.prefix_lens))]
     ends = np.cumsum([0, *map(len, slots)])
-    every = np.arange(ends[-1] + batch.num_tokens)  # places in the buffer
-    cached = np.split(every[: ends[-1]], ends[1:-1])
-    packed = every[ends[-1] :]
+    buffer = np.arange(ends[-1] + batch.num_tokens)  # indices of all keys
+    cached = np.split(buffer[: ends[-1]], ends[1:-1])
+    packed = buffer[ends[-1] :]
     rows = []
     keys = []
     prefix_lens = []
     positions = []
     longest = []
     groups = _groups(batch)
-    heads = {p for _, p in groups if p >= 0 and batch.parent[p] < 0}
+    roots = {p for _, p in groups if p >= 0 and batch.parent[p] < 0}
     for (request, parent), segments in groups.items():
-        items = [_rows(batch, s) for s in segments if s not in heads]
+        items = [_rows(batch, s) for s in segments if s not in roots]
         prefix = [_rows(batch, ancestor) for ancestor in lineage(batch, segments[0])]
-        first = prefix if parent in heads else []
         if not items:
             continue
-        rows.append(np.concatenate([*first, *items]))
+        rows.append(np.concatenate([*(prefix if parent in roots else []), *items]))
         keys.append(np.concatenate([cached[request], *(packed[x] for x in (*prefix, *items))]))
         prefix_lens.append(len(cached[request]) + sum(map(len, prefix)))
         positions.append(np.concatenate([1 + np.arange(len(item)) for item in items]))
@@ -126,7 +124,7 @@ class FlashInferAttention:
         if layout.longest.max(initial=0) > LONGEST_ITEM:
             raise ValueError(
                 f"an item has more than {LONGEST_ITEM} tokens, or all items of a request without a "
-                "query have"
+                "query have more together"
             )
 
         def tensor(values: NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -165,14 +163,14 @@ class FlashInferPass:
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cached = self.backend.pool.read(layer, self.slots)
         pages = k.new_empty(len(self.slots) + len(k), 2, 1, *k.shape[1:])
-        for side, (kept, own) in enumerate(zip(cached, (k, v), strict=True)):
-            pages[: len(self.slots), side, 0] = kept.transpose(0, 1)
-            pages[len(self.slots) :, side, 0] = own
+        for side, (cached_rows, batch_rows) in enumerate(zip(cached, (k, v), strict=True)):
+            pages[: len(self.slots), side, 0] = cached_rows.transpose(0, 1)
+            pages[len(self.slots) :, side, 0] = batch_rows
         last = layer == self.backend.config.num_layers - 1
-        if last:  # q holds scored rows only, FlashInfer needs whole sequences: fill in zeros
-            every = q.new_zeros(len(k), *q.shape[1:])
-            every[self.scored] = q
-            q = every
+        if last:  # q holds only scored rows, but FlashInfer needs whole sequences: add zeros
+            all_queries = q.new_zeros(len(k), *q.shape[1:])
+            all_queries[self.scored] = q
+            q = all_queries
         out = torch.empty_like(q)
         out[self.rows] = self.backend.wrapper.run(q[self.rows], pages)
         return out[self.scored] if last else out

@@ -6,6 +6,7 @@ serves where there is no C compiler, and other attention backends are compared w
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from gpuscore_kernels.extend_attention import (
     Layout,
     TableBuilder,
     TablePlace,
-    TileConfig,
     TileShape,
     TileTable,
     list_words,
@@ -32,17 +32,33 @@ from gpuscore_kernels.row_functions.attention import KEYS
 # Tokens of a prompt, and prompts' lengths, whose tables are kept: up to some 24 KiB each.
 KEPT_TOKENS = 1024
 KEPT = 512
+ROWS = 192  # of a tile of queries outside of Triton, if heads allow: tokens times heads
+HOST = torch.device("cpu")
 
 
-class TritonAttention:
-    """An attention backend; with `steady`, a row's tiles do not depend on other rows."""
+class TiledAttention:
+    """An attention backend.
 
-    def __init__(self, config: DecoderConfig, pool: KVPool, *, steady: bool) -> None:
+    Args:
+        config, pool: what it computes, and where cached keys and values are.
+        attend: the reference of `extend_attention`, or another form of it.
+        shape: sizes of tiles.
+        device: where `attend` reads tables.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        pool: KVPool,
+        attend: Function,
+        shape: TileShape,
+        device: torch.device,
+    ) -> None:
         self.config = config
         self.pool = pool
-        tile_config = config_for(pool.device, config.head_dim, pool.dtype)
-        self.tile_config = tile_config.steady() if steady else tile_config
-        self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
+        self.attend = attend
+        self.shape = shape
+        self.device = device
         self._kept: dict[tuple[int, bytes], list[TileTable]] = {}
 
     def buckets(self, most_tokens: int) -> list[Bucket]:
@@ -75,40 +91,55 @@ class TritonAttention:
     def places(self, sizes: Bucket, start: int) -> tuple[TablePlace, ...]:
         return table_places(len(table_windows(self.config)) + 1, sizes, start)
 
-    def on_device(self, places: tuple[TablePlace, ...], words: Tensor) -> "TritonPass":
+    def on_device(self, places: tuple[TablePlace, ...], words: Tensor) -> "TiledPass":
         windows = (*table_windows(self.config), self.config.windows[-1])
         tables = zip(places, windows, strict=True)
         return self._planned([place.on_device(words, self.shape, w) for place, w in tables])
 
-    def prepare(self, batch: PackedBatch) -> "TritonPass":
-        return self._planned(upload(self.tables(batch), self.pool.device))
+    def prepare(self, batch: PackedBatch) -> "TiledPass":
+        return self._planned(upload(self.tables(batch), self.device))
 
-    def _planned(self, tables: list[DeviceTiles]) -> "TritonPass":
-        of_layers = tables_of_layers(self.config, tables)
-        return TritonPass(self.config, self.pool, self.tile_config, of_layers)
+    def _planned(self, tables: list[DeviceTiles]) -> "TiledPass":
+        return TiledPass(self, tables_of_layers(self.config, tables))
 
 
 @dataclass(frozen=True, slots=True)
-class TritonPass:
+class TiledPass:
     """Attention of one batch."""
 
-    config: DecoderConfig
-    pool: KVPool
-    tile_config: TileConfig
-    tables: list[DeviceTiles]  # per layer
+    backend: TiledAttention
+    tables: list[DeviceTiles]  # of each layer
     read: None = None  # it reads cached keys where they are
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        config = self.backend.config
+        how = config.attention_scale, config.attention_softcap
+        pool = self.backend.pool.layers[layer]
+        out: Tensor = self.backend.attend((q, k, v), pool, self.tables[layer], *how)
+        return out
+
+
+class TritonAttention(TiledAttention):
+    """Attention in Triton; with `steady`, a row's tiles do not depend on other rows."""
+
+    def __init__(self, config: DecoderConfig, pool: KVPool, *, steady: bool) -> None:
         from gpuscore_kernels.extend_attention.triton import extend_attention  # needs Triton
 
-        return extend_attention(
-            (q, k, v),
-            self.pool.layers[layer],
-            self.tables[layer],
-            scale=self.config.attention_scale,
-            softcap=self.config.attention_softcap,
-            config=self.tile_config,
-        )
+        tiles = config_for(pool.device, config.head_dim, pool.dtype)
+        tiles = tiles.steady() if steady else tiles
+        shape = tiles.shape(config.num_heads // config.num_kv_heads)
+        super().__init__(config, pool, partial(extend_attention, config=tiles), shape, pool.device)
+
+
+class TorchAttention(TiledAttention):
+    """Attention by plain torch, or in C; with `steady`, a row's bits do not depend on others."""
+
+    def __init__(
+        self, config: DecoderConfig, pool: KVPool, attend: Function, steady: bool = False
+    ) -> None:
+        tokens = max(1, ROWS // (config.num_heads // config.num_kv_heads))
+        shape = TileShape(tokens, KEYS, KEYS, steady)
+        super().__init__(config, pool, attend, shape, HOST)
 
 
 def layout_of(batch: PackedBatch, page_size: int) -> Layout:
@@ -161,41 +192,3 @@ def tables_of_layers(config: DecoderConfig, tables: list[DeviceTiles]) -> list[D
     *others, last = tables
     by_window = dict(zip(table_windows(config), others, strict=True))
     return [*(by_window[window] for window in config.windows[:-1]), last]
-
-
-ROWS = 192  # of a tile of queries, if heads allow: tokens times the heads that share keys
-HOST = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class TorchAttention:
-    """An attention backend; with `steady`, a row's bits do not depend on other rows."""
-
-    config: DecoderConfig
-    pool: KVPool
-    attend: Function  # the reference of `extend_attention`, or its form in C
-    steady: bool = False
-
-    def prepare(self, batch: PackedBatch) -> "TorchPass":
-        config = self.config
-        tokens = max(1, ROWS // (config.num_heads // config.num_kv_heads))
-        shape = TileShape(tokens, KEYS, KEYS, self.steady)
-        tables = upload(build_tables(batch, config, self.pool.page_size, shape), HOST)
-        return TorchPass(self, tables_of_layers(config, tables))
-
-
-@dataclass(frozen=True, slots=True)
-class TorchPass:
-    """Attention of one batch."""
-
-    backend: TorchAttention
-    tables: list[DeviceTiles]  # of each layer
-
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        backend = self.backend
-        config = self.backend.config
-        how = config.attention_scale, config.attention_softcap
-        pool = backend.pool.layers[layer]
-        table = self.tables[layer]
-        out: Tensor = backend.attend((q, k, v), pool, table, *how)
-        return out

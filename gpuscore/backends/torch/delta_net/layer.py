@@ -1,21 +1,19 @@
 """Linear layers over one batch: their weights, and the function that computes their outputs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig, DeltaNet
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.delta_net.layout import (
-    DeltaLayout,
-    StateSizes,
-    StateTables,
-    largest_sizes,
-    lay_out_states,
-)
+from gpuscore.backends.torch.delta_net import layout
 from gpuscore.backends.torch.delta_net.states import StatePool
-from gpuscore.types.batch import PackedBatch
+from gpuscore.backends.torch.words import Room
+from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels import Implementation
+from gpuscore_kernels.delta_net import Walks
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
 
 # The projections of a layer, in the order in which their results stand side by side: queries, keys
@@ -60,22 +58,24 @@ class DeltaNetBackend:
         self.rule = compiler(delta_rule)
         self.gated_norm = compiler(gated_norm)
 
-    def tables(self, batch: PackedBatch) -> StateTables:
+    def tables(self, batch: PackedBatch) -> list[Int32Array]:
         """Return what depends on lengths, for all layers."""
-        return lay_out_states(batch, self.net.kernel, self._share)
+        return layout.lay_out_states(batch, self.net.kernel, self._share)
 
-    def state_sizes(self, tokens: int, scored: int) -> StateSizes:
-        """Return the sizes of the tables in a graph of so many tokens and scored rows."""
-        return largest_sizes(tokens, scored, self.net.kernel)
+    def rooms(self, tokens: int, scored: int) -> list[Room]:
+        """Return room for the tables in a graph of so many tokens and scored rows."""
+        return layout.rooms(tokens, scored, self.net.kernel)
 
-    def planned(self, layout: DeltaLayout) -> "DeltaNetPass":
+    def planned(self, tables: Sequence[Tensor]) -> "DeltaNetPass":
         """Return the layers over tables that are on the device already."""
-        return DeltaNetPass(self, self.net, layout)
+        places, kept, chunks, begins, held, *walks = tables
+        walked = Walks(chunks, tuple(walks), begins, held.shape[0])
+        return DeltaNetPass(self, self.net, places, kept, walked)
 
     def prepare(self, batch: PackedBatch) -> "DeltaNetPass":
         """Prepare, once for all layers, what depends on lengths."""
         device = next(iter(self.pool.matrices.values())).device
-        return self.planned(self.tables(batch).on(device))
+        return self.planned([torch.from_numpy(x).to(device) for x in self.tables(batch)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ class DeltaNetPass:
 
     model: DeltaNetBackend
     net: DeltaNet
-    layout: DeltaLayout
+    places: Tensor
+    kept: Tensor
+    walks: Walks
 
     def run(self, layer: int, weights: DeltaWeights, projected: Tensor) -> Tensor:
         """Return the outputs [T, values] of a layer's projections [T, ...], before the last one."""
@@ -96,19 +98,19 @@ class DeltaNetPass:
         convolved = model.convolve(
             qkv,
             tails,
-            self.layout.places,
+            self.places,
             weights.conv,
             keys=net.num_key_heads * net.key_dim,
             size=net.key_dim,
         )
-        for kept in self.layout.kept:
-            model.keep_tails(qkv, tails, kept)
+        if self.kept.shape[0] > 1:
+            model.keep_tails(qkv, tails, self.kept)
         out = model.rule(
             convolved,
             b_and_a,
             weights.decay,
             weights.bias,
-            self.layout.walks,
+            self.walks,
             model.pool.matrices[layer],
         )
         return model.gated_norm(out, z, weights.norm, model.config.rms_norm_eps)

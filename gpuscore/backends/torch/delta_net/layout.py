@@ -9,148 +9,47 @@ rows in a chunk cost as much as many. The C functions do not know such chunks.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from gpuscore.backends.torch.words import Room
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks
-from gpuscore_kernels.extend_attention import aligned, word_slices
+from gpuscore_kernels.delta_net import CHUNK_SIZE
 
 HELD, KEPT = 16, 32  # states of a batch that runs as a graph
 
 
-@dataclass(frozen=True, slots=True)
-class StateTables:
-    """Tables of one batch, int32; `gpuscore_kernels.delta_net` says what places are.
+def rooms(tokens: int, scored: int, kernel: int) -> list[Room]:
+    """Return room for the arrays of `lay_out_states` in a graph of so many tokens and scored rows.
 
-    Args:
-        places: [T, kernel - 1] of the rows that each row's convolution sees before itself.
-        kept: [K, kernel] slots of tails, and places of the rows that go into each. The first
-            `early` ones need rows of another slot, which later ones may overwrite.
-        chunks, begins, walks: the fields of `Walks`.
-        levels: how many walks each level has: at each depth those that go on, and the others.
-        held: how many states are held.
-        early: see `kept`.
-    """
-
-    places: Int32Array
-    kept: Int32Array
-    chunks: Int32Array
-    begins: Int32Array
-    walks: Int32Array
-    levels: tuple[int, ...]
-    held: int
-    early: int
-
-    @property
-    def sizes(self) -> "StateSizes":
-        rows, before = self.places.shape
-        kept = len(self.kept)
-        chunks = len(self.chunks) - 1
-        return StateSizes(
-            rows, before, chunks, self.levels, held=self.held, kept=kept, early=self.early
-        )
-
-    def on(self, device: torch.device) -> "DeltaLayout":
-        """Upload the tables."""
-        places = StatePlaces.of(self.sizes, 0)
-        words = np.empty(places.end, np.int32)
-        places.write(self, words)
-        return places.on_device(torch.from_numpy(words).to(device))
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaLayout:
-    """The tables on the device; those of `kept` in the order in which they are to be kept."""
-
-    places: Tensor
-    kept: tuple[Tensor, ...]
-    walks: Walks
-
-
-class StateSizes(NamedTuple):
-    """Numbers of entries that the tables of a batch have, or have room for."""
-
-    rows: int
-    before: int  # rows that a convolution sees before its own
-    chunks: int
-    levels: tuple[int, ...]
-    held: int
-    kept: int
-    early: int
-
-    def fit(self, largest: "StateSizes") -> bool:
-        """True if tables of these sizes can be written in the places of the largest ones."""
-        pairs = zip((*self.counts, *self.levels), (*largest.counts, *largest.levels), strict=False)
-        return len(self.levels) <= len(largest.levels) and all(a <= b for a, b in pairs)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return self.rows, self.chunks, self.held, self.kept, self.early
-
-
-@dataclass(frozen=True, slots=True)
-class StatePlaces:
-    """Places of tables in a buffer of words; they depend on sizes only."""
-
-    sizes: StateSizes
-    parts: tuple[slice, ...]  # of `StateTables`, in its order
-    end: int
-
-    @staticmethod
-    def of(sizes: StateSizes, start: int) -> "StatePlaces":
-        rows, before, chunks, levels, _, kept, _ = sizes
-        counts = rows * before, kept * (before + 1), 4 * (chunks + 1), rows, 3 * sum(levels)
-        parts = word_slices(counts, start)
-        return StatePlaces(sizes, tuple(parts), aligned(parts[-1].stop))
-
-    def write(self, tables: StateTables, words: Int32Array) -> None:
-        """Write the tables, padded with chunks, walks and tails that do nothing."""
-        lists = tables.places, tables.kept, tables.chunks, tables.begins
-        fillings = -1, -1, tables.chunks[-1], 0  # chunks of no rows
-        for part, table, filling in zip(self.parts, lists, fillings, strict=False):
-            to = words[part].reshape(-1, *table.shape[1:])
-            to[: len(table)] = table
-            to[len(table) :] = filling
-        walks = words[self.parts[-1]].reshape(-1, 3)
-        walks[:] = 0, 0, -1
-        start = first = 0
-        for size, count in zip(self.sizes.levels, tables.levels, strict=False):
-            walks[start : start + count] = tables.walks[first : first + count]
-            start = start + size
-            first = first + count
-
-    def on_device(self, words: Tensor) -> DeltaLayout:
-        """Return the tables that are in these words."""
-        before = self.sizes.before
-        early = self.sizes.early
-        places, kept, chunks, begins, walks = (words[part] for part in self.parts)
-        kept = kept.view(-1, before + 1)
-        parts = tuple(part for part in (kept[:early], kept[early:]) if part.shape[0])
-        counts = self.sizes.levels, self.sizes.held
-        chains = Walks(chunks.view(-1, 4), walks.view(-1, 3), begins, *counts)
-        return DeltaLayout(places.view(-1, before), parts, chains)
-
-
-def largest_sizes(tokens: int, scored: int, kernel: int) -> StateSizes:
-    """Return the sizes of a graph's tables.
-
-    They are enough for queries and their items, or items of cached queries, with that many tokens
-    and scored rows, for few kept states, and for few queries with items.
+    It is enough for queries and their items, or items of cached queries, with that many tokens and
+    scored rows, for few kept states, and for few queries with items. What is left is chunks, walks
+    and tails that do nothing.
     """
     chunks = min(tokens, tokens // CHUNK_SIZE + 2 * scored + KEPT)
     going_on = min(scored, tokens // CHUNK_SIZE + HELD + KEPT)
-    levels = going_on, scored, going_on, scored
-    return StateSizes(tokens, kernel - 1, chunks, levels, held=HELD, kept=KEPT, early=0)
+    return [
+        Room((tokens, kernel - 1), -1),
+        Room((KEPT + 1, kernel), -1),
+        Room((chunks + 1, 4)),
+        Room((tokens,)),
+        Room((HELD, 0)),
+        *(Room((walks, 3)) for walks in (going_on, scored) * 2),
+    ]
 
 
-def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
+def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> list[Int32Array]:
     """Lay out `batch` for convolutions of `kernel` tokens, with chunks that siblings share or not.
+
+    Returns:
+        The places [T, kernel - 1] of the rows that each row's convolution sees before itself.
+        `gpuscore_kernels.delta_net.reference` says what places are.
+        What `keep_tails` takes: first the tails that need rows of another slot, which later ones
+        may overwrite.
+        `Walks.chunks` and `Walks.begins`.
+        [n, 0] for n states that are held: no words.
+        `Walks.walks`: at each depth those that go on, and the others.
 
     Raises:
         ValueError: the state after a cached prefix is missing, or overwritten for others.
@@ -172,7 +71,7 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
     kept = np.column_stack((batch.state_slots, places[batch.state_rows, 1:]))
     theirs = kept[:, 1:] < -1
     foreign = theirs & ((-2 - kept[:, 1:]) // (kernel - 1) != kept[:, :1])
-    early = foreign.any(axis=1)
+    kept = kept[np.argsort(~foreign.any(axis=1), kind="stable")]
 
     inner = np.unique(parent[parent >= 0])
     of_segment = np.zeros(len(parent), np.int64)
@@ -207,15 +106,13 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
     level = 2 * depth[opens] + ~goes_on[opens]
     arrays = (
         places[:, :-1],
-        np.concatenate((kept[early], kept[~early])),
+        np.concatenate((kept, np.full((1, kernel), -1))),
         chunks,
         begins,
-        walks[np.argsort(level, kind="stable")],
+        np.empty((len(inner), 0)),
+        *(walks[level == number] for number in range(level.max(initial=-1) + 1)),
     )
-    levels = tuple(np.bincount(level).tolist())
-    places, kept, chunks, begins, walks = (np.ascontiguousarray(x, dtype=np.int32) for x in arrays)
-    counts = {"held": len(inner), "early": int(early.sum())}
-    return StateTables(places, kept, chunks, begins, walks=walks, levels=levels, **counts)
+    return [np.ascontiguousarray(array, dtype=np.int32) for array in arrays]
 
 
 def _opens(bounds: Int32Array, alike: np.ndarray, share: bool) -> np.ndarray:

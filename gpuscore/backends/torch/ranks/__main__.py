@@ -1,4 +1,4 @@
-"""The program of each rank above 0; rank 0 starts it.
+"""The program of a rank other than rank 0, which starts it.
 
     python -P -m gpuscore.backends.torch.ranks SOCKET
 
@@ -10,7 +10,8 @@ allocator.
 
 import signal
 
-# A terminal signals all processes, but only rank 0 may act on it. Set before the slow imports.
+# A terminal sends its signals to all processes, but only rank 0 may act on them. This comes before
+# the imports, because those take seconds.
 if __name__ == "__main__":
     for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(_number, signal.SIG_IGN)
@@ -34,8 +35,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import use_one_arena
 
-MAX_TEXT = 2000  # characters of an error that are sent, at most
-LOST_SECONDS = 20.0  # wait so long for rank 0 to end, once another rank is lost
+MAX_TEXT = 2000  # most characters of an error that are sent
+LOST_SECONDS = 20.0  # after another rank is lost, how long to wait until rank 0 ends
 
 
 def main(descriptor: str) -> None:
@@ -52,16 +53,16 @@ def main(descriptor: str) -> None:
 
 
 def _receive(sock: socket.socket, inbox: "SimpleQueue[tuple[Kind, bytes]]") -> None:
-    with suppress(OSError):  # rank 0 was killed and had not read all heartbeats
+    with suppress(OSError):  # rank 0 was killed before it read all heartbeats
         for frame in frames(sock):
             inbox.put(frame)
-    os._exit(0)  # rank 0 is gone, and the main thread may wait for it for ever
+    os._exit(0)  # rank 0 is gone, and the main thread might wait for it forever
 
 
-def _beat(sock: socket.socket, turn: Lock) -> None:
+def _send_heartbeats(sock: socket.socket, send_lock: Lock) -> None:
     with suppress(OSError):  # rank 0 may be gone
         while True:
-            with turn:
+            with send_lock:
                 send(sock, Kind.ALIVE)
             sleep(BEAT)
 
@@ -75,16 +76,19 @@ def _serve(
     rank: int,
 ) -> None:
     plan = plan_backend(Path(directory), ModelConfig(**config), rank)  # type: ignore[arg-type]
-    meet = partial(send, sock, Kind.LOADED)
-    turn = Lock()
+    report_loaded = partial(send, sock, Kind.LOADED)
+    send_lock = Lock()
     try:
-        backend = TorchBackend(plan, group=RankGroup(plan.shard, plan.device, Path(path), meet))
+        group = RankGroup(plan.shard, plan.device, Path(path), report_loaded)
+        backend = TorchBackend(plan, group=group)
         while True:
             kind, body = inbox.get()
             if kind is Kind.WARMUP:
                 backend.warmup()
-                # Only now: a compiler of kernels can block all Python threads for seconds.
-                Thread(target=_beat, args=(sock, turn), name="heartbeat", daemon=True).start()
+                # Not before: compiling kernels can block all Python threads for seconds.
+                beat = Thread(target=_send_heartbeats, args=(sock, send_lock), name="heartbeat")
+                beat.daemon = True
+                beat.start()
             else:
                 backend.collect(backend.extend(batch_of(body)))
     except PeerLost:
@@ -92,7 +96,7 @@ def _serve(
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001  (rank 0 logs it and ends all ranks)
-        with suppress(OSError), turn:
+        with suppress(OSError), send_lock:
             send(sock, Kind.FAILED, f"{type(error).__name__}: {error}"[:MAX_TEXT].encode())
 
 

@@ -1,4 +1,4 @@
-"""`ParallelBackend`: rank 0 and its peers, which to the engine are one backend."""
+"""`ParallelBackend`: tensor parallelism, shown to the engine as one backend."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,17 +15,17 @@ ResultT = TypeVar("ResultT")
 
 
 class ParallelBackend:
-    """Implements `Backend` by ranks that share a model and compute every batch together.
+    """Implements `Backend` with ranks that share a model and compute every batch together.
 
-    After an error in the middle of a batch the ranks are out of step, so every error loses the
-    device.
+    After an error in the middle of a batch the ranks are out of step. So every error ends the
+    backend with `DeviceLost`.
 
     Args:
         plan: what rank 0 loads.
-        lost: called with one line for people when a rank has ended.
+        lost: called with a one-line message when a rank has ended.
 
     Attributes:
-        own: the backend of rank 0.
+        rank0: the backend of this process.
 
     Raises:
         ConfigError: any rank's `TorchBackend` has raised it.
@@ -37,8 +37,8 @@ class ParallelBackend:
         group = RankGroup(plan.shard, plan.device, self._peers.path, self._peers.wait_loaded)
         self._peers.abort = group.abort
         try:
-            self.own = TorchBackend(plan, group=group)
-            self._peers.joined()
+            self.rank0 = TorchBackend(plan, group=group)
+            self._peers.delete_rendezvous()
         except PeerLost:
             cause = self._peers.cause()
             self._peers.close()
@@ -49,28 +49,28 @@ class ParallelBackend:
 
     @property
     def limits(self) -> BackendLimits:
-        return self.own.limits
+        return self.rank0.limits
 
     @property
     def layers_done(self) -> int:
-        return self.own.layers_done
+        return self.rank0.layers_done
 
     def warmup(self) -> None:
         self._peers.send(Kind.WARMUP)
-        self._together(self.own.warmup)
+        self._run(self.rank0.warmup)
 
     def extend(self, batch: PackedBatch) -> Launched:
         self._peers.send(Kind.BATCH, words_of(batch))
-        return self.own.extend(batch)
+        return self.rank0.extend(batch)
 
     def collect(self, pending: Launched) -> RowScores:
-        return self._together(lambda: self.own.collect(pending))
+        return self._run(lambda: self.rank0.collect(pending))
 
     def close(self) -> None:
-        self.own.close()  # a batch that it computes needs the others
+        self.rank0.close()  # before the peers: a running batch needs them
         self._peers.close()
 
-    def _together(self, run: Callable[[], ResultT]) -> ResultT:
+    def _run(self, run: Callable[[], ResultT]) -> ResultT:
         try:
             return run()
         except PeerLost:

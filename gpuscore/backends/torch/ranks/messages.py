@@ -5,6 +5,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import fields
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -41,33 +42,22 @@ def frames(sock: socket.socket) -> Iterator[tuple[Kind, bytes]]:
 
 
 def words_of(batch: PackedBatch) -> bytes:
-    """Return a batch as int32: num_top, the arrays' lengths, the page table's width, the arrays."""
-    arrays = [np.asarray(getattr(batch, name), np.int32) for name in _ARRAYS]
-    sizes = [batch.num_top, *(array.size for array in arrays), batch.page_table.shape[1]]
-    flat = (array.reshape(-1) for array in arrays)
-    words: bytes = np.concatenate([np.array(sizes, np.int32), *flat]).tobytes()
+    """Return a batch as int32: num_top, the page table's width, the arrays' lengths, the arrays."""
+    arrays = [getattr(batch, name).reshape(-1) for name in _ARRAYS]
+    sizes = [batch.num_top, batch.page_table.shape[1], *map(len, arrays)]
+    words: bytes = np.concatenate([sizes, *arrays]).astype(np.int32).tobytes()
     return words
 
 
 def batch_of(words: bytes) -> PackedBatch:
     """Return the batch of `words_of`."""
     numbers: Int32Array = np.frombuffer(words, np.int32)
-    num_top, *lengths = numbers[: len(_ARRAYS) + 1].tolist()
-    width = int(numbers[len(_ARRAYS) + 1])
-    ends = np.cumsum([len(_ARRAYS) + 2, *lengths])
-    arrays = {
-        name: numbers[start:end]
-        for name, start, end in zip(_ARRAYS, ends[:-1], ends[1:], strict=True)
-    }
-    requests = len(arrays["prefix_lens"])
-    return PackedBatch(
-        **arrays
-        | {
-            "page_table": arrays["page_table"].reshape(requests, width),
-            "need_lse": arrays["need_lse"].astype(np.bool_),
-        },
-        num_top=num_top,
-    )
+    num_top, width, *lengths = numbers[: len(_ARRAYS) + 2].tolist()
+    parts = np.split(numbers[len(_ARRAYS) + 2 :], np.cumsum(lengths[:-1]))
+    arrays: dict[str, Any] = dict(zip(_ARRAYS, parts, strict=True))
+    arrays["page_table"] = arrays["page_table"].reshape(len(arrays["prefix_lens"]), width)
+    arrays["need_lse"] = arrays["need_lse"].astype(np.bool_)
+    return PackedBatch(**arrays, num_top=num_top)
 
 
 _ARRAYS = tuple(field.name for field in fields(PackedBatch) if field.name != "num_top")

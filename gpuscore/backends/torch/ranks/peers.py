@@ -1,4 +1,4 @@
-"""The other ranks, as rank 0 sees them: processes that it starts, feeds and watches."""
+"""The other ranks of a tensor-parallel model: rank 0 starts, feeds and watches their processes."""
 
 import json
 import os
@@ -20,31 +20,31 @@ from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CAUSE_SECONDS = 10.0  # in which a rank that broke a sum has ended
-SILENT = 5.0  # seconds without a sign of life; then a rank is killed
-CLOSE_SECONDS = 5.0  # for a rank to notice that rank 0 has closed its socket
+CAUSE_SECONDS = 10.0  # ending long to wait for the rank that made an all-reduce fail to end
+MAX_SILENCE = 5.0  # a rank without a heartbeat for so many seconds is killed
+CLOSE_SECONDS = 5.0  # ending long to wait for a rank to end after its socket was closed
 
 
 class Peers:
-    """Starts ranks 1 to `ranks` - 1 of a model; they end with this object, or with the process.
+    """Starts all ranks of a model but rank 0. They end when this object or this process does.
 
     Args:
         plan: what rank 0 loads; the other ranks make their plans from its settings.
-        lost: called once, with one line for people, when a rank ends that should not.
+        lost: called once, with a one-line message, when a rank ends unexpectedly.
     """
 
     def __init__(self, plan: TorchPlan, lost: Callable[[str], None]) -> None:
         self._lost = lost
         self._folder = tempfile.TemporaryDirectory(prefix="gpuscore-ranks-")
         self.path = Path(self._folder.name, "group")
-        self.abort: Callable[[], None] = lambda: None  # ends rank 0's wait for the others
+        self.abort: Callable[[], None] = lambda: None  # ends rank 0's wait for the other ranks
         self._lock = Lock()
         self._closing = False
         self._ended = Event()
         self._cause: ConfigError | DeviceLost | None = None
         self._ranks = range(1, plan.shard.ranks)
         self._loaded = {rank: Event() for rank in self._ranks}
-        self._silence: dict[int, float] = {}  # seconds, of the ranks that are ready
+        self._silence: dict[int, float] = {}  # seconds since the last heartbeat, by ready rank
         self._sockets: list[socket.socket] = []
         self._processes: list[Popen[bytes]] = []
         settings = asdict(plan.settings)
@@ -55,7 +55,7 @@ class Peers:
         except BaseException:
             self.close()
             raise
-        Thread(target=self._end_silent, name="silent-ranks", daemon=True).start()
+        Thread(target=self._kill_silent, name="silent-ranks", daemon=True).start()
 
     def wait_loaded(self) -> None:
         """Wait until every rank has read its weights.
@@ -69,12 +69,12 @@ class Peers:
         if self._ended.is_set():
             raise self.cause()
 
-    def joined(self) -> None:
-        """Delete the file through which the ranks have found each other."""
+    def delete_rendezvous(self) -> None:
+        """Delete the file through which the ranks found each other."""
         self._folder.cleanup()
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
-        """Send a frame to every rank; raises DeviceLost if one has ended."""
+        """Send a frame to every rank; raise DeviceLost if one has ended."""
         if self._ended.is_set():
             raise self.cause()
         try:
@@ -84,7 +84,7 @@ class Peers:
             raise self.cause() from error
 
     def cause(self) -> ConfigError | DeviceLost:
-        """Return why a sum of the ranks failed: the end of the first rank that ended."""
+        """Return why an all-reduce failed: the reason why the first rank ended."""
         self._ended.wait(CAUSE_SECONDS)
         return self._cause or DeviceLost("the ranks do not reach each other")
 
@@ -125,7 +125,7 @@ class Peers:
 
     def _watch(self, rank: int, sock: socket.socket, process: Popen[bytes]) -> None:
         refused = failed = ""
-        with suppress(OSError):  # it was killed with bytes on the way
+        with suppress(OSError):  # it was killed while it sent
             for kind, body in frames(sock):
                 match kind:
                     case Kind.LOADED:
@@ -137,23 +137,23 @@ class Peers:
                     case Kind.FAILED:
                         failed = body.decode()
         code = process.wait()
-        how = f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
-        if self._silence.get(rank, 0.0) > SILENT:
-            how = f"gave no sign of life for {SILENT:g} seconds"
+        ending = f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if self._silence.get(rank, 0.0) > MAX_SILENCE:
+            ending = f"gave no sign of life for {MAX_SILENCE:g} seconds"
         name = f"rank {rank} of {len(self._ranks) + 1} (process {process.pid})"
-        line = f"{name} {f'failed: {failed}' if failed else how}; this replica ends"
+        line = f"{name} {f'failed: {failed}' if failed else ending}; this replica ends"
         self._end(ConfigError(refused) if refused else DeviceLost(line))
 
-    def _end_silent(self) -> None:
-        """Kill ranks that are stopped or hang: without work, nothing else would notice them."""
-        looked = monotonic()
+    def _kill_silent(self) -> None:
+        """Kill ranks that are stopped or hang. While no batch runs, nothing else notices them."""
+        checked = monotonic()
         while not (self._closing or self._ended.wait(BEAT)):
             # A pause of this process, or of the machine, is not the ranks' silence.
-            passed = min(monotonic() - looked, 2 * BEAT)
-            looked = monotonic()
+            passed = min(monotonic() - checked, 2 * BEAT)
+            checked = monotonic()
             for rank in list(self._silence):
                 self._silence[rank] += passed
-                if self._silence[rank] > SILENT:
+                if self._silence[rank] > MAX_SILENCE:
                     self._processes[rank - 1].kill()
 
     def _end(self, cause: ConfigError | DeviceLost) -> None:
@@ -170,7 +170,7 @@ class Peers:
 
 
 def _environment(rank: int, device: str) -> dict[str, str]:
-    """Return a rank's variables: it sees its own GPU only, and gets no API key."""
+    """Return a rank's environment variables: it sees only its own GPU, and gets no API key."""
     variables = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     if device == "cuda":
         shown = os.environ.get(VISIBLE)
