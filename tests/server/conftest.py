@@ -145,20 +145,16 @@ def first_answers() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def servers_used() -> dict[str, httpx.Client]:
-    """The clients of the file's tests whose servers `unharmed` checks, by fixture name."""
-    return {}
-
-
-@pytest.fixture(scope="module")
-def _canaries(servers_used, first_answers) -> Iterator[None]:
-    yield
-    for name, client in servers_used.items():
+def servers_used(first_answers) -> Iterator[dict[str, httpx.Client]]:
+    """The clients of the servers that `unharmed` checks, by fixture name."""
+    used: dict[str, httpx.Client] = {}
+    yield used
+    for name, client in used.items():
         assert canary(client) == first_answers[name]
 
 
 @pytest.fixture
-def unharmed(request, _canaries, servers_used, first_answers) -> None:
+def unharmed(request, servers_used, first_answers) -> None:
     """Check after the file's tests that each server they used answers the canary as at first, bit
     for bit."""
     for name in ("client", "limited"):

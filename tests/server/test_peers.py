@@ -118,7 +118,6 @@ def test_every_peer_has_all_its_routes():
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
-    """A client of a server with a classification model."""
     directory = tmp_path_factory.mktemp("classes")
     make_model(directory, "qwen3_classes", num_labels=2)
     with serving(f"classes={directory}", *QUICK) as running, connected(running) as opened:
