@@ -124,7 +124,7 @@ def test_the_known_batch_of_each_bucket_fills_it(most, rows_per_tile):
 def test_places_do_not_overlap(sizes):
     places = Places.of(sizes, partial(table_places, 3))
     used = np.zeros(places.end, int)
-    counts = (sizes.tokens,) * 3 + (sizes.scored, 1, 1)
+    counts = (sizes.tokens,) * 3 + (sizes.scored, 2)
     for part, count in zip(places.arrays.slices, counts, strict=True):
         assert part.stop - part.start == count
         used[part] += 1
