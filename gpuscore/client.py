@@ -160,7 +160,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
                 while True:
                     call = self._http.stream(method, path, content=content, headers=fields)
                     async with call as answer:
-                        said = await self._body(answer, request_id)
+                        said = await self._read_body(answer, request_id)
                     if answer.status_code == 200:
                         return msgspec.json.decode(said, type=kind)
                     wait = answer.headers.get("retry-after", "")
@@ -173,7 +173,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         except (httpx.RequestError, TimeoutError) as error:
             raise ConnectionFailed(f"no complete answer: {error!r}", request_id) from None
 
-    async def _body(self, answer: httpx.Response, request_id: str) -> bytearray:
+    async def _read_body(self, answer: httpx.Response, request_id: str) -> bytearray:
         said = bytearray()
         async for piece in answer.aiter_raw():
             said += piece
@@ -241,10 +241,10 @@ def printable(text: str) -> str:
 
 def as_json(body: dict[str, Any]) -> bytes:
     """Encode a body; arrays and numbers of NumPy and series of pandas are lists and numbers."""
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, default=_plain).encode()
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, default=_as_builtin).encode()
 
 
-def _plain(value: Any) -> Any:
+def _as_builtin(value: Any) -> Any:
     if not hasattr(value, "tolist"):
         raise TypeError(f"an object of type {type(value).__name__} is no JSON")
     return value.tolist()

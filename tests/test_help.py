@@ -103,14 +103,13 @@ def test_help_and_version_are_quick_because_they_import_little():
 
 @pytest.mark.parametrize("flag", [*other_flags(), "--hf_overrides", "--max-num-seqs=4"])
 def test_flags_of_other_servers_get_their_meaning_here(flag, capsys):
-    for words in ([flag], [flag, "s3cret"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(["serve", "demo", *words])
-        name = flag.partition("=")[0]
-        error = capsys.readouterr().err
-        assert f"error: {name} {other_flags()[name.replace('_', '-')]}" in error
-        assert "did you mean" not in error
-        assert "s3cret" not in error
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "demo", flag, *["s3cret"] * ("=" not in flag)])
+    name = flag.partition("=")[0]
+    error = capsys.readouterr().err
+    assert f"error: {name} {other_flags()[name.replace('_', '-')]}" in error
+    assert "did you mean" not in error
+    assert "s3cret" not in error
 
 
 def test_what_other_flags_are_called_here_exists():

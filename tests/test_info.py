@@ -128,13 +128,7 @@ def test_a_model_that_does_not_fit_comes_with_a_setting_that_does(large, capsys)
     assert "the weights that config.json describes take 15,622.6 MiB" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--device-memory", "24GiB", "--device", "cpu"], 78, "plans for --device cuda"),
-        (["--device-memory", "24GiB", "--backend", "jax"], 78, "plans for --device cuda"),
-    ],
-)
-def test_what_cannot_be_planned(large, words, code, message, capsys):
-    assert main(["info", large, *words]) == code
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize("other", [("--device", "cpu"), ("--backend", "jax")])
+def test_what_cannot_be_planned(large, other, capsys):
+    assert main(["info", large, "--device-memory", "24GiB", *other]) == 78
+    assert "plans for --device cuda" in capsys.readouterr().err

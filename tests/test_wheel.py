@@ -42,8 +42,7 @@ def clone(tmp_path_factory):
 def installed(wheel, tmp_path_factory):
     """Return a folder with the wheel's files, and no checkout on the path beside it."""
     folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*command, "--target", folder, wheel], check=True, timeout=120)
+    ZipFile(wheel).extractall(folder)
     return folder
 
 
@@ -84,14 +83,6 @@ def test_the_installed_command_names_its_commit(installed, wheel):
     assert re.fullmatch("[0-9a-f]{7,40}(-dirty)?", packed)
     said = run(installed, "-m", "gpuscore", "--version")
     assert said == f"gpuscore {__version__} (commit {packed})\n"
-
-
-def test_the_installed_client_needs_neither_torch_nor_a_server(installed):
-    code = "import sys, gpuscore.client as c; print(c.__file__, 'torch' in sys.modules)"
-    assert run(installed, "-c", code).split() == [
-        str(installed / "gpuscore" / "client.py"),
-        "False",
-    ]
 
 
 def test_the_page_installs_the_wheel_that_is_built(wheel):

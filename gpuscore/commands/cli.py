@@ -37,9 +37,14 @@ from gpuscore.models.files import printable
 from gpuscore.system.extras import remedy
 from gpuscore.system.machine import commit
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 70, 75, 78
-STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_ENGINE = 70
+EXIT_TEMPORARY = 75
+EXIT_CONFIG = 78
+STANDARD_OUTPUT = 1
+STANDARD_ERROR = 2
 MAX_WAIT = 1.0  # seconds for a full pipe to be read
 
 

@@ -115,23 +115,23 @@ def _installed() -> Iterator[Finding]:
 
 def _extra(name: str, lines: Sequence[str]) -> str:
     """Return yes if an extra's requirements are met, or no with the unmet requirements."""
-    asked = (line for line in lines if "extra ==" in line)
-    wrong = [reason for line in asked if (reason := unmet(line, name))]
+    conditional = (line for line in lines if "extra ==" in line)
+    wrong = [reason for line in conditional if (reason := unmet(line, name))]
     return f"no ({'; '.join(wrong)})" if wrong else "yes"
 
 
 def unmet(line: str, extra: str = "") -> str | None:
     """Return what is wrong about a requirement; None if it is met, or not part of this extra."""
-    wanted = Requirement(line)
-    if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+    requirement = Requirement(line)
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
         return None
     try:
-        installed = version(wanted.name)
+        installed = version(requirement.name)
     except PackageNotFoundError:
-        return f"{wanted.name} is missing"
-    if wanted.specifier.contains(installed, prereleases=True):
+        return f"{requirement.name} is missing"
+    if requirement.specifier.contains(installed, prereleases=True):
         return None
-    return f"{wanted.name} is {installed}, supported: {wanted.specifier}"
+    return f"{requirement.name} is {installed}, supported: {requirement.specifier}"
 
 
 def _device(model: ModelConfig) -> Finding:
@@ -248,11 +248,11 @@ def _caches(checked: Checked) -> Iterator[Finding]:
 
 
 def _folder(name: str, path: Path, variable: str, least: int) -> Finding:
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         remedy = f"set {variable} to a folder that this user can write to"
         return Finding(name, "warning", f"{path} cannot be written to", remedy)
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     state = f"{path}, {free / 2**30:,.1f} GiB free"
     if free >= least:
         return Finding(name, "OK", state)

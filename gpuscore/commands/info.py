@@ -49,7 +49,7 @@ def print_info(settings: Settings, device_memory: int | None) -> None:
         elif device_memory is not None:
             raise ConfigError(f"--device-memory plans for one model, not for {len(chosen)}")
         else:
-            print(_shares_table(chosen, settings.make(EngineConfig)))
+            print(_models_table(chosen, settings.make(EngineConfig)))
     finally:
         _print_settings(settings, resolved)
 
@@ -72,10 +72,10 @@ def _print_model(
         rows |= _model_rows(config) | _rank_rows(model) | _device_rows(plan, places)
         resolved |= _resolved(plan)
     else:
-        wanted = plan_memory(directory, model, device_memory)
-        config = wanted.architecture.config
-        rows |= _model_rows(config) | _rank_rows(model) | _memory_rows(wanted)
-        resolved |= wanted.resolved
+        memory_plan = plan_memory(directory, model, device_memory)
+        config = memory_plan.architecture.config
+        rows |= _model_rows(config) | _rank_rows(model) | _memory_rows(memory_plan)
+        resolved |= memory_plan.resolved
     family = settings.chosen["family"].value
     files = ModelFiles.read(directory, family, chosen.sources)
     named = PRM if files.step_token is not None else "none"
@@ -86,7 +86,7 @@ def _print_model(
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")
     if device_memory is not None:
-        wanted.check()
+        memory_plan.check()
 
 
 def _family_rows(files: ModelFiles, config: DecoderConfig) -> dict[str, str]:
@@ -105,30 +105,30 @@ def _family_rows(files: ModelFiles, config: DecoderConfig) -> dict[str, str]:
         vocab_rows=config.vocab_size,
         classes=config.classes,
     )
-    made = FamilyPrompts(family, PromptBuilder(files.encoder, limits, RequestLimits()))
+    prompts = FamilyPrompts(family, PromptBuilder(files.encoder, limits, RequestLimits()))
     names = [str(label) if family.one_class else f"logit({label})" for label in family.labels]
     raw = "the class's logit" if family.one_class else " - ".join(names)
     guards = f"softmax of {', '.join(names)}"
-    shared = f"{made.fixed_tokens} tokens" + " and the query" * family.shares_query
+    shared = f"{prompts.fixed_tokens} tokens" + " and the query" * family.shares_query
     return {
         "prompt family": family.name,
         "prompt from": family.source,
         "formula": formula_of(family.activation, family.scale, raw) if family.ranks else guards,
-        "label ids": ", ".join(map(str, made.label_ids)),
+        "label ids": ", ".join(map(str, prompts.label_ids)),
         "shared by a query's prompts": shared,
     }
 
 
-def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
-    """Return the plan of several models, a row for each engine: its device and cores, the bytes of
-    its weights' files and of its keys and values.
+def _models_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
+    """Return a table of several models, a row for each engine: its device and cores, and the bytes
+    of its weights and of its KV cache.
 
     Raises:
         ConfigError: see `places_of_all`.
     """
-    sought = [model.located() for model in chosen]
+    models = [model.located() for model in chosen]
     rows: list[tuple[str, ...]] = [HEAD]
-    for model, places in zip(sought, places_of_all(sought, engine.devices), strict=True):
+    for model, places in zip(models, places_of_all(models, engine.devices), strict=True):
         sizes = size_of_weights(model.directory), model.config.kv_cache_size or 0
         for place in places:
             cores = ", ".join(map(str, place.cores)) or "all"
@@ -223,7 +223,7 @@ def _places(places: Sequence[Placement]) -> str:
     cores = [
         f" (cores {', '.join(map(str, place.cores))})" if place.cores else "" for place in places
     ]
-    return ", ".join(place.device + own for place, own in zip(places, cores, strict=True))
+    return ", ".join(place.device + text for place, text in zip(places, cores, strict=True))
 
 
 def _head(classes: Sequence[str] | None) -> str:

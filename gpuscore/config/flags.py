@@ -75,10 +75,10 @@ class CommandParser(argparse.ArgumentParser):
         values, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-            self.error(self._there_is_no(flags[0]) if flags else f"{unknown[0]} is one too many")
+            self.error(self._unknown_flag(flags[0]) if flags else f"{unknown[0]} is one too many")
         return values, unknown
 
-    def _there_is_no(self, flag: str) -> str:
+    def _unknown_flag(self, flag: str) -> str:
         known = [
             name
             for action in self._actions
@@ -86,9 +86,9 @@ class CommandParser(argparse.ArgumentParser):
             for name in action.option_strings
             if name.startswith("--")
         ]
-        theirs = other_flags() if ALL in known else {}
+        flags_of_others = other_flags() if ALL in known else {}
         shown = f"`{self.prog} {ALL if ALL in known else '--help'}` shows all"
-        if meaning := theirs.get(flag.replace("_", "-")):
+        if meaning := flags_of_others.get(flag.replace("_", "-")):
             return f"{flag} {meaning}; {shown}"
         close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
         nearest = f"did you mean {close[0]}? " if close else ""

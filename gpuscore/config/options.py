@@ -27,10 +27,11 @@ class Option:
     Attributes:
         unset: describes the default None.
         metavar: the value's name in the help; by default N or NAME, or the choices.
-        common: --help shows it; the others are shown by --help-all.
-        repeated: a flag that may be given several times; its values are joined by commas, and the
-            environment and the file have them so. MODEL needs no flag.
-        name, kind: of the field; kind is bool, int, float or str.
+        common: shown by --help; the others are shown only by --help-all.
+        repeated: a flag that may be given several times. Its values are joined by commas, as they
+            are written in the environment and the file. MODEL needs no flag.
+        name: the field's name.
+        kind: the field's type: bool, int, float or str.
     """
 
     default: Any
@@ -72,14 +73,14 @@ class Option:
         return noun if self.minimum is None else f"{noun} of at least {self.minimum}"
 
     def problem(self, value: object) -> str | None:
-        """Return why the value is invalid, to follow the name of its place; or None."""
+        """Return why the value is invalid, as text to put after the setting's name; or None."""
         return None if self._takes(value) else f"must be {self.supported}, got {shown(value)}"
 
     def _takes(self, value: Any) -> bool:
         if value is None:
             return self.default is None
-        wanted = (int, float) if self.kind is float else (self.kind,)
-        if type(value) not in wanted or value == "" or (self.choices and value not in self.choices):
+        types = (int, float) if self.kind is float else (self.kind,)
+        if type(value) not in types or value == "" or (self.choices and value not in self.choices):
             return False
         at_least = self.minimum is None or value >= self.minimum
         return at_least and (self.maximum is None or value <= self.maximum)
@@ -126,11 +127,11 @@ def _options_of(config: Any) -> tuple[Option, ...]:
     hints = typing.get_type_hints(config)
     listed = []
     for item in fields(config):
-        if (made := item.metadata.get("option")) is None:
+        if (option := item.metadata.get("option")) is None:
             continue
         kind = _scalar(hints[item.name])
-        metavar = made.metavar or ("" if made.choices else "NAME" if kind is str else "N")
-        listed.append(replace(made, name=item.name, kind=kind, metavar=metavar))
+        metavar = option.metavar or ("" if option.choices else "NAME" if kind is str else "N")
+        listed.append(replace(option, name=item.name, kind=kind, metavar=metavar))
     return tuple(listed)
 
 

@@ -18,10 +18,10 @@ class ServedConfig:
     """A model that is served, and the names that requests may use for it.
 
     Args:
-        name: shown in answers, metrics and the log.
-        config: the settings, with what is loaded as `config.model`.
+        name: the name that answers, metrics and the log show.
+        config: the settings; `config.model` is what is loaded.
         others: further names that requests may use.
-        directory: of its files, once it is known.
+        directory: the directory of its files, once it is known.
     """
 
     name: str
@@ -30,13 +30,14 @@ class ServedConfig:
     directory: Path = Path()
 
     def located(self) -> "ServedConfig":
-        """Return it with its directory, which may have to be downloaded first."""
-        own = self.config
-        return replace(self, directory=model_directory(own.model, own.revision, own.adapter))
+        """Return this with its directory; download the model first if necessary."""
+        config = self.config
+        directory = model_directory(config.model, config.revision, config.adapter)
+        return replace(self, directory=directory)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names that tell the family of the model, the most reliable first."""
+        """The names that may show the family of the model, the most reliable first."""
         return tuple(dict.fromkeys((self.config.model, *self.others, self.name)))
 
 

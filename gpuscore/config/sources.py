@@ -14,7 +14,8 @@ from gpuscore.config import API_KEY_VARIABLE, CONFIGS, FileConfig
 from gpuscore.config.options import PREFIX, ConfigT, Option, options, shown
 from gpuscore.errors import ConfigError
 
-DEFAULT, COMMAND_LINE = "default", "command line"
+DEFAULT = "default"
+COMMAND_LINE = "command line"
 SHOWS_ALL = "`gpuscore serve --help-all` shows all"
 OPTIONS = {item.name: item for item in options(*CONFIGS)}
 (CONFIG,) = options(FileConfig)
@@ -51,9 +52,9 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
         ConfigError: an unknown name, or a value of wrong type or out of range.
     """
     chosen = {name: Setting(item.default, DEFAULT) for name, item in OPTIONS.items()}
-    above = dict(_from_environment(environment)) | dict(_from_flags(flags))
-    file = above.pop(CONFIG.name, None)
-    return Settings(chosen | ({} if file is None else _from_file(file.value)) | above)
+    overrides = dict(_from_environment(environment)) | dict(_from_flags(flags))
+    file = overrides.pop(CONFIG.name, None)
+    return Settings(chosen | ({} if file is None else _from_file(file.value)) | overrides)
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
@@ -82,8 +83,9 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
         if variable not in known:
             raise ConfigError(f"there is no environment variable {variable}; {SHOWS_ALL}")
         if text:
-            item, source = known[variable], f"environment {variable}"
-            yield item.name, _setting(item, item.from_text(text), variable, source)
+            item = known[variable]
+            value = item.from_text(text)
+            yield item.name, _setting(item, value, variable, f"environment {variable}")
 
 
 def _from_file(path: str) -> dict[str, Setting]:
@@ -102,7 +104,7 @@ def _from_file(path: str) -> dict[str, Setting]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    try:  # without a final line end, tomllib would not give the place of an error in the last line
+    try:  # with a final line end, tomllib also says where an error in the last line is
         return tomllib.loads(Path(path).read_bytes().decode() + "\n")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"configuration file {path}: {error}") from error

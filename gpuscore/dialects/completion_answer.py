@@ -251,7 +251,7 @@ class _Entries:
 
     Args:
         prompt: its token ids.
-        rows: of all its positions, or of its end alone.
+        rows: the rows of all its positions, or only its last row.
         options: the parts that the request asks for.
         say: the tokens' texts.
     """
@@ -282,9 +282,9 @@ class _Entries:
             yield None
         first = 0 if every else max(0, len(rows.top) - 1)
         last = len(rows.top) if self.options.next_token else len(rows.top) - 1
-        own = islice(zip(self.ids(), self.logprobs(), strict=True), int(every), None)
+        tokens = islice(zip(self.ids(), self.logprobs(), strict=True), int(every), None)
         pairs = zip(_numbers(rows.top_ids[first:last]), _numbers(rows.top[first:last]), strict=True)
-        for (id, value), (top_ids, top) in zip(own, pairs, strict=True):
+        for (id, value), (top_ids, top) in zip(tokens, pairs, strict=True):
             yield self.say.values(id, cast(float, value), top_ids, top)
 
     def offsets(self) -> Iterator[int]:

@@ -109,7 +109,7 @@ class PreparedBody(Generic[BodyT]):
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body has `on_error: null`.
         parts: `request` divided into several, for a caller that can run them at once; else empty.
-        places: for each of `parts`, the places of its items in the body.
+        places: the indices in the body of the items of each of `parts`.
         result: None if the engine was not asked, or was asked for `parts`.
         results: the results of `parts`, if the engine was asked for these.
         model: the served model, by the name that the caller used, or else its own.

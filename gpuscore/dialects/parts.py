@@ -1,8 +1,8 @@
-"""The decoding of a large body, part by part, so that no other thread waits for it.
+"""Decodes a large body in parts, so that other threads can run in between.
 
 msgspec holds the GIL while it decodes: a tenth of a second for a few megabytes of short lists. A
-value of two bytes becomes an object of up to a hundred, so the values are counted before they are
-made.
+value of two bytes can become an object of a hundred bytes, so values are counted before they are
+decoded.
 """
 
 import re
@@ -12,42 +12,48 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 from msgspec import Raw, UnsetType
+from numpy.typing import NDArray
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import TooManyItems
 
-PART = 2**16  # bytes that are looked at, or decoded, in one call
+PART = 2**16  # bytes that are scanned or decoded in one call
 SPARE = 2**16  # values that no limit counts
 _COMMA, _QUOTE, _LIST = b',"['
 _MARKS = bytes(mark in b',"[]{}' for mark in range(256))
-_STEPS = np.zeros(256, np.int8)  # from a mark to how much deeper it leads
+_STEPS = np.zeros(256, np.int8)  # how each character changes the depth of nesting
 _STEPS[[*b"[{"]] = 1
 _STEPS[[*b"]}"]] = -1
 _AT_INDEX = re.compile(r" - at `\$(?:\[(\d+)\])?([^`]*)`$")
 
+Places = NDArray[np.intp]
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class PartsDecoder(Generic[StructT]):
-    """A decoder of large bodies, to what one call of msgspec's would make of them."""
+    """Decodes large bodies to the same values as one call of msgspec would."""
 
     def __init__(self, body: type[StructT]) -> None:
         fields = msgspec.structs.fields(body)
-        # Such a struct only shows where each field's value is.
-        places: list[Any] = [
+        # A struct whose fields are not decoded: it only finds each field's JSON.
+        raw_fields: list[Any] = [
             (field.name, Raw) if field.required else (field.name, Raw | UnsetType, msgspec.UNSET)
             for field in fields
         ]
-        outer = msgspec.defstruct("Outer", places, kw_only=True, forbid_unknown_fields=True)
+        outer = msgspec.defstruct("Outer", raw_fields, kw_only=True, forbid_unknown_fields=True)
         self._body = body
         self._outer = msgspec.json.Decoder(outer)
-        # Fields of other servers stay as they are.
+        # Fields that only other servers use are not decoded.
         known = [field for field in fields if field.default is not msgspec.UNSET]
         self._decoders = {f.name: msgspec.json.Decoder[Any](f.type) for f in known}
 
     def decode(self, data: bytes, limits: RequestLimits) -> StructT:
-        """Return the body; raise msgspec's error, or TooManyItems for more values than any request
-        within the limits has."""
+        """Return the body; raise msgspec's error, or TooManyItems if there are more values than the
+        limits allow in a request, or too many fields."""
+        if data.count(b":") > SPARE:
+            depths = (levels for _, _, levels, _ in _scanned(memoryview(data)))
+            if sum(np.count_nonzero(levels == 1) for levels in depths) > SPARE:
+                raise TooManyItems(f"the body has over {SPARE} fields")
         outer = self._outer.decode(data)
         values = {name: getattr(outer, name) for name in outer.__struct_fields__}
         for name in self._decoders:
@@ -68,50 +74,59 @@ class PartsDecoder(Generic[StructT]):
             if part is whole:
                 return value
             entries += value
-            if type(entries[-1]) not in (int, float):  # numbers were counted
+            if type(entries[-1]) not in (int, float):  # numbers were counted in `parts_of`
                 _check_count(len(entries), limits.max_items + limits.max_labels, name)
         return entries
 
 
 def parts_of(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[bytes | memoryview]:
-    """Yield the JSON of a value; of a long list, lists of its entries.
+    """Yield the JSON of a value, or for a long list several lists with its entries.
 
     Raises:
-        TooManyItems: it has too many numbers, or an entry too many other values.
+        TooManyItems: it has too many numbers, or an entry has too many other values.
     """
-    most = max(limits.max_request_tokens, limits.max_items * limits.max_labels)
-    start = 0
+    max_numbers = max(limits.max_request_tokens, limits.max_items * limits.max_labels)
     end = 1
+    numbers = others = 0
+    for start, commas, levels, begun in _scanned(whole) if len(whole) > PART else ():
+        numbers += len(commas)
+        others += begun
+        separators = commas[levels == 1]
+        if whole[0] == _LIST and len(separators):
+            last = start + int(separators[-1])
+            yield b"[%b]" % bytes(whole[end:last])
+            end = last + 1
+            others = 0
+        _check_count(numbers, max_numbers, name)
+        _check_count(others, limits.max_items + limits.max_labels, name)
+    yield whole if end == 1 else b"[%b" % bytes(whole[end:])
+
+
+def _scanned(whole: memoryview) -> Iterator[tuple[int, Places, Places, int]]:
+    """Yield for each part of a JSON value: where it begins, its commas outside of texts, the depth
+    of each comma, and how many lists, objects and texts begin."""
+    start = 0
     level = 0
     is_text = False
-    numbers = others = 0
-    while start < len(whole) > PART:
+    while start < len(whole):
         piece = bytes(whole[start : start + PART])
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what is escaped stays with its backslash
+        # A backslash must not be separated from what it escapes.
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             piece = bytes(whole[start : start + PART + 1])
-        bare = piece.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
-        places = np.flatnonzero(np.frombuffer(bare.translate(_MARKS), np.bool_))
+        unescaped = piece.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
+        places = np.flatnonzero(np.frombuffer(unescaped.translate(_MARKS), np.bool_))
         start += len(piece)
         if not len(places):
             continue
-        marks = np.frombuffer(bare, np.uint8)[places]
+        marks = np.frombuffer(unescaped, np.uint8)[places]
         texts = np.cumsum(marks == _QUOTE) + is_text
         steps = np.where(texts & 1, 0, _STEPS[marks])
         levels = np.cumsum(steps) + level
         commas = (marks == _COMMA) & (texts & 1 == 0)
-        cuts = places[commas & (levels == 1)]
-        numbers += int(np.count_nonzero(commas))
-        others += int(np.count_nonzero(steps > 0) + (texts[-1] + 1) // 2)
-        if whole[0] == _LIST and len(cuts):
-            cut = start - len(piece) + int(cuts[-1])
-            yield b"[%b]" % bytes(whole[end:cut])
-            end = cut + 1
-            others = 0
+        begun = int(np.count_nonzero(steps > 0) + (texts[-1] + 1) // 2)
+        yield start - len(piece), places[commas], levels[commas], begun
         level = int(levels[-1])
         is_text = bool(texts[-1] & 1)
-        _check_count(numbers, most, name)
-        _check_count(others, limits.max_items + limits.max_labels, name)
-    yield whole if end == 1 else b"[%b" % bytes(whole[end:])
 
 
 def _check_count(count: int, most: int, name: str) -> None:
@@ -121,8 +136,10 @@ def _check_count(count: int, most: int, name: str) -> None:
 
 
 def _moved(message: str, name: str, before: int) -> str:
-    """Return msgspec's message about a part as it is about the whole body, given the number of
-    entries before the part."""
+    """Return msgspec's message about a part with the path in the whole body.
+
+    `before` is the number of entries before the part.
+    """
     at = _AT_INDEX.search(message)
     if at is None:
         return f"{message} - at `$.{name}`"

@@ -111,8 +111,8 @@ class Backlog:
         rate = self._rate()
         if rate <= 0:
             return 0.0
-        shares = (min(s, n * tokens) for n, s in zip(self._counts, self._sums, strict=True))
-        return sum(shares) / rate
+        ahead = (min(s, n * tokens) for n, s in zip(self._counts, self._sums, strict=True))
+        return sum(ahead) / rate
 
     def wait_refusal(self, tokens: int, seconds: float) -> Overloaded | None:
         """Return an error if a request of `tokens` tokens would wait longer than `seconds`."""

@@ -198,7 +198,7 @@ class Runner:
                 ticket.progress(ticket.rows_done)
             except Exception as error:  # noqa: BLE001  (the caller's code: fails only its request)
                 failed = InternalError("the progress callback failed")
-                failed.__cause__ = _without_own_frame(error)
+                failed.__cause__ = _without_caller_frame(error)
                 self._fail(job, failed)
                 return
         if ticket.rows_left == 0:
@@ -256,7 +256,7 @@ def _caused(error: GpuscoreError, cause: Exception) -> GpuscoreError:
     return error
 
 
-def _without_own_frame(error: Exception) -> Exception:
-    """Return an error of a caller's function with that function's frames only."""
+def _without_caller_frame(error: Exception) -> Exception:
+    """Return an error of a callback without the frame of the code here that called it."""
     assert error.__traceback__ is not None  # noqa: S101  (it was raised)
     return error.with_traceback(error.__traceback__.tb_next)

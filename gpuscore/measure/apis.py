@@ -23,8 +23,8 @@ class Api:
 
     Attributes:
         name: the value of --api.
-        gives: which probabilities it returns: of EVERY label, of the FIRST, or of the BEST token,
-            whatever the labels are.
+        gives: EVERY, FIRST or BEST: it returns the probability of every label, of the first one,
+            or of the best token, whatever the labels are.
         body: builds the body from a request, the model's name and the label ids.
         rows: reads an answer's scores, a row for each item.
     """

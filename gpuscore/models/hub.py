@@ -11,11 +11,11 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.adapter import merged_directory
 
 DEMO = "demo"
-MODEL_FILES = (".json", ".safetensors", ".jinja")  # that a score depends on
+MODEL_FILES = (".json", ".safetensors", ".jinja")  # files that scores depend on
 # Models of text and pictures whose text is served; requests cannot send pictures.
 TEXT_TOWERS = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5ForSequenceClassification"})
-# Weights in safetensors and the other files that are read; no other formats of the same weights.
-_WANTED = ["*.json", "chat_template.jinja", "*.safetensors"]
+# Only the files that are read: no other formats of the same weights.
+_DOWNLOADED = ["*.json", "chat_template.jinja", "*.safetensors"]
 
 
 def model_directory(model: str, revision: str | None = None, adapter: str | None = None) -> Path:
@@ -27,8 +27,8 @@ def model_directory(model: str, revision: str | None = None, adapter: str | None
         adapter: the directory of a LoRA adapter that is merged into the model.
 
     Raises:
-        ConfigError: there is no such model, its format is not read, or the hub cannot be reached;
-            the message says how to go on.
+        ConfigError: there is no such model, its format is not supported, or the hub cannot be
+            reached. The message says what to do.
     """
     directory = _base_directory(model, revision)
     if adapter is None:
@@ -75,7 +75,7 @@ def _from_hub(model: str, path: Path, revision: str | None) -> Path:
         f"download it on a connected machine (`hf download {model} --local-dir DIR`) and pass DIR"
     )
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_WANTED))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_DOWNLOADED))
     except HFValidationError as error:
         raise ConfigError(f"MODEL {model} is neither a directory nor a valid hub name") from error
     except RevisionNotFoundError as error:

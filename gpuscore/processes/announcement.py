@@ -120,15 +120,15 @@ def _requests(prompts: ModelPrompts) -> Iterator[tuple[str, Body]]:
     if prompts.step_token is not None and _can_build(builder.build, steps):
         yield "/v1/score", {"query": SUM, "items": STEPS}
     if family is not None:
-        yield from _with_family(family)
+        yield from _family_requests(family)
     if builder.encoder is not None:
-        yield from _with_labels(builder)
+        yield from _label_requests(builder)
     few = list(range(min(2, builder.backend.label_rows)))
     step = prompts.step_token
     yield "/v1/score", {"items": [[step or 0]], "label_token_ids": few}
 
 
-def _with_family(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:
+def _family_requests(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:
     is_demo = family.family.name == "demo"
     query, texts = (DEMO_QUERY, DEMO_TEXTS) if is_demo else (QUERY, TEXTS)
     if not family.family.ranks and _can_build(family.build, RerankInput(None, CONVERSATION)):
@@ -145,7 +145,7 @@ def _can_build(build: Callable[[InputT], object], argument: InputT) -> bool:
     return True
 
 
-def _with_labels(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
+def _label_requests(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
     classes = builder.backend.classes
     if classes is not None:
         score_input = ScoreInput(query="", items=TEXTS, label_token_ids=list(range(len(classes))))

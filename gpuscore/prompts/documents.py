@@ -184,12 +184,10 @@ class FamilyPrompts:
         self, inputs: RerankInput, query: str, indices: list[int], truncated: list[int]
     ) -> Prompts:
         template = self._template if inputs.query is None else self._answering
-        own = self.family.instruction
+        instruction = self.family.instruction if inputs.instruction is None else inputs.instruction
         values = {
             QUERY: template.text(QUERY, query),
-            INSTRUCTION: template.text(
-                INSTRUCTION, own if inputs.instruction is None else inputs.instruction
-            ),
+            INSTRUCTION: template.text(INSTRUCTION, instruction),
         }
         with refused_controls(inputs.query_name):
             shared = self._ids(template.before, values)
@@ -284,9 +282,9 @@ class FamilyPrompts:
         """
         last = self.family.parts[-1]  # with fields it differs from prompt to prompt
         closing = "" if fields_of(last) else filled(last)
-        own = self._own.continuing if len(self.family.parts) > 1 else self._own
-        before = own.plain_ids(closing) if closing else NO_TOKENS
-        ids = own.plain_ids(closing + label)
+        encoder = self._own.continuing if len(self.family.parts) > 1 else self._own
+        before = encoder.plain_ids(closing) if closing else NO_TOKENS
+        ids = encoder.plain_ids(closing + label)
         tokens = ids[len(before) :].tolist()
         if not tokens or not np.array_equal(ids[: len(before)], before):
             raise ConfigError(
@@ -324,22 +322,22 @@ class FamilyPrompts:
         encoder: TextEncoder,
         texts: tuple[str, str],
     ) -> list[str]:
-        """Cut the documents as the caller asks.
+        """Truncate the documents as the request says.
 
         Args:
             inputs: has the caller's limits.
-            documents: the whole texts.
+            documents: the texts.
             around: number of tokens in the parts before and after the document's part.
-            encoder: of the document's part.
-            texts: before and after the document in its own part.
+            encoder: encodes the part with the document.
+            texts: the texts before and after the document in that part.
         """
         if (most := inputs.most_tokens) is not None:
             documents = [self._foreign.first_tokens(text, most) for text in documents]
         if not inputs.fit:
             return documents
         with refused_controls(inputs.query_name):
-            room = DocumentRoom(encoder, *texts, self._limit - around)
-        shortened = [short for text in documents if (short := room.cut(text)) is not None]
+            space = DocumentRoom(encoder, *texts, self._limit - around)
+        shortened = [short for text in documents if (short := space.cut(text)) is not None]
         if len(shortened) < len(documents):
             raise PromptTooLong(
                 f"the query leaves no room for a document, the limit is {self._limit} tokens",

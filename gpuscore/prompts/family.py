@@ -34,7 +34,7 @@ class PromptFamily:
     text can end its turn in the conversation or begin another one.
 
     Args:
-        name: as in `--family`.
+        name: the value of `--family`.
         source: the origin of the prompt and the formula.
         labels: the tokens, or their ids, whose logits are read. For ranking, the first one means
             relevant and the second one, if any, means not relevant.
@@ -51,7 +51,7 @@ class PromptFamily:
             documents of a query share the text before it: little, if the document comes first.
             Only guards may lack a query. Empty if the model's chat template makes them.
         answering_parts: a guard's parts for a text that answers a query.
-        strip: by field, the characters that are dropped around its text, besides those that the
+        strip: the characters that are dropped around each field's text, besides those that the
             chat template drops.
         answering_strip: `strip` in `answering_parts`.
         messages: the conversation of which the chat template makes the parts; its contents have the

@@ -22,7 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpuscore.errors import ConfigError
 
-CPU_SECONDS, SECONDS = 2, 10  # processor time, and elapsed time
+CPU_SECONDS = 2
+SECONDS = 10  # processor time, and elapsed time
 MEMORY = 2**29  # bytes of address space; Python and Jinja use a fifth of them
 CHARACTERS = 2**18  # of one rendered conversation
 SHOWN = 200  # characters of a reason

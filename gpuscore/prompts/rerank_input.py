@@ -23,7 +23,7 @@ class RerankInput:
         instruction: replaces the family's own.
         most_tokens: number of tokens after which a document is cut; None: not cut.
         fit: cut documents so that their prompts fit the model's context.
-        terms: of the request.
+        terms: the request's terms.
         need_lse: ask for the log-sum-exp over the vocabulary.
         name: the caller's name for the documents, for errors.
         query_name, instruction_name: the caller's names for the query and the instruction.

@@ -91,7 +91,7 @@ class _Submission:
 
 
 class Bridge:
-    """The bridge from one event loop, on which all methods except `_done` run, to engines' threads.
+    """The bridge from one event loop, where all methods but `_on_done` run, to engines' threads.
 
     Args:
         engine: gets the requests.
@@ -102,16 +102,16 @@ class Bridge:
         self._engine = engine
         self._pacer = pacer
         self.loop = asyncio.get_running_loop()
-        self._going: list[_Submission] = []
-        self._coming: deque[_Submission] = deque()
+        self._outgoing: list[_Submission] = []
+        self._answered: deque[_Submission] = deque()
         self._waking = False
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Return the engine's result, or raise its error; if cancelled, the engine drops it."""
         call = _Submission(request, self.loop.create_future())
-        if not self._going:
+        if not self._outgoing:
             self.loop.call_soon(self._send)
-        self._going.append(call)
+        self._outgoing.append(call)
         try:
             return await call.answer
         finally:
@@ -120,8 +120,8 @@ class Bridge:
             call.future = None  # its callback refers to the call: a circle that keeps the result
 
     def _send(self) -> None:
-        calls = [call for call in self._going if not call.answer.done()]
-        self._going = []
+        calls = [call for call in self._outgoing if not call.answer.done()]
+        self._outgoing = []
         try:
             futures = self._engine.score_all([call.request for call in calls])
         except Exception as error:  # noqa: BLE001  (a bug; it must reach every waiting caller)
@@ -130,19 +130,19 @@ class Bridge:
             return
         for call, future in zip(calls, futures, strict=True):
             call.future = future
-            future.add_done_callback(partial(self._done, call))
+            future.add_done_callback(partial(self._on_done, call))
 
-    def _done(self, call: _Submission, _: "Future[ScoreResult]") -> None:
+    def _on_done(self, call: _Submission, _: "Future[ScoreResult]") -> None:
         """Have the answer delivered on the loop; called in the engine's thread that made it."""
-        self._coming.append(call)
+        self._answered.append(call)
         if not self._waking and not self.loop.is_closed():
             self._waking = True
             self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._waking = False  # cleared first, so that an answer that comes now wakes the loop again
-        while self._coming:
-            self._pacer.call(partial(_resolve, self._coming.popleft()))
+        while self._answered:
+            self._pacer.call(partial(_resolve, self._answered.popleft()))
 
 
 def _resolve(call: _Submission) -> None:

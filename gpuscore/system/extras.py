@@ -1,4 +1,4 @@
-"""The packages of the extra `serve`, and the commands that install what an extra lacks."""
+"""The packages of the extra `serve`, and the commands that install missing packages."""
 
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -17,19 +17,19 @@ def remedy(error: ModuleNotFoundError) -> str | None:
 def install(extra: str) -> str:
     """Return the command that installs what an extra adds to `serve`.
 
-    It names the packages themselves, not gpuscore: so it does not matter whether this package is a
-    checkout, a wheel or part of an image.
+    It names the packages, not gpuscore, so it works in a checkout, from a wheel and in an image.
     """
     try:
         lines = requires("gpuscore") or []
     except PackageNotFoundError:
         return f"install what the extra {extra} in pyproject.toml names"
-    asked, served = (_of_extra(lines, name) for name in (extra, "serve"))
-    added = asked if extra == "serve" else [package for package in asked if package not in served]
+    packages = _requirements(lines, extra)
+    served = _requirements(lines, "serve")
+    added = packages if extra == "serve" else [name for name in packages if name not in served]
     return " ".join(["pip install", *(f"'{package}'" for package in added)])
 
 
-def _of_extra(lines: list[str], extra: str) -> list[str]:
-    """Return the requirements that a package's metadata has for this extra alone."""
+def _requirements(lines: list[str], extra: str) -> list[str]:
+    """Return the requirements that the package's metadata lists for an extra."""
     marked = (line.partition(";") for line in lines)
     return [package.strip() for package, _, mark in marked if mark.strip() == f"extra == '{extra}'"]

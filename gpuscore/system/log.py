@@ -46,12 +46,12 @@ def log_line(record: logging.LogRecord, style: LogFormat = "json") -> bytes:
 
 
 class LogWriter:
-    """A writer of lines in a thread of its own, so that a slow reader delays no request.
+    """Writes log lines in its own thread, so that a slow reader does not delay requests.
 
     If the queue is full, lines are dropped and counted.
 
     Attributes:
-        style: of the lines: text on a terminal, JSON elsewhere.
+        style: "text" on a terminal, "json" elsewhere.
     """
 
     def __init__(self, descriptor: int = _STANDARD_ERROR, capacity: int = _CAPACITY) -> None:
@@ -60,15 +60,16 @@ class LogWriter:
         self._descriptor = descriptor
         self._capacity = capacity
         self._lines: deque[bytes] = deque()
-        self._torn = False  # the last line that was written may lack its end
-        self._wake, self._closing = threading.Event(), threading.Event()
+        self._torn = False  # the end of the last line may be missing
+        self._wake = threading.Event()
+        self._closing = threading.Event()
         # A daemon thread that writes to the bare descriptor: if it is stuck in a write, the process
         # can still end.
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Queue a line, which must have its line end. Safe in any thread; never waits."""
+        """Queue a line, which must end with a line end. Thread-safe; never waits."""
         if len(self._lines) >= self._capacity:
             self.dropped += 1
             return

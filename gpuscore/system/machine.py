@@ -42,7 +42,8 @@ def local_machine() -> dict[str, Any]:
 
     It needs neither torch nor JAX. The description holds no name of a machine or user.
     """
-    machine: dict[str, Any] = {"system": platform.system(), "cpu": _cpu(), "cores": os.cpu_count()}
+    cpu = _cpuinfo("model name") or platform.processor() or platform.machine()
+    machine: dict[str, Any] = {"system": platform.system(), "cpu": cpu, "cores": os.cpu_count()}
     clock = _cpuinfo("cpu MHz")
     machine |= {"cpu_clock": f"{float(clock):.0f} MHz"} if clock else {}
     return machine | ({"gpus": _gpus()} if _gpus() else {})
@@ -68,10 +69,6 @@ def commit() -> str | None:
         check=False,
     )
     return done.stdout.strip() or None
-
-
-def _cpu() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _cpuinfo(name: str) -> str | None:

@@ -1,16 +1,16 @@
-"""The configuration beside tokenizer.json: settings that are used here, and refused settings.
+"""Reads the files beside tokenizer.json, so that token ids are the same as transformers'.
 
-Here tokenizer.json decides how a text is tokenised. transformers also reads tokenizer_config.json,
+gpuscore tokenises by tokenizer.json. transformers also reads tokenizer_config.json,
 special_tokens_map.json and added_tokens.json, whose entries can add tokens or change how tokens are
-found. Its ids would then differ from ours, so such a model is refused. The other keys change no
+found. If they would change ids, the model is refused (`check_same_ids`). The other keys change no
 ids: if there is a tokenizer.json, transformers ignores `add_bos_token`, `add_eos_token` and
-`legacy` of tokenizer_config.json; the rest concerns padding, truncation and decoding.
+`legacy` of tokenizer_config.json; the rest is about padding, truncation and decoding.
 
-But transformers builds some tokenizers from the vocabulary of tokenizer.json only (`rebuild`). The
-class that tokenizer_config.json names decides. LlamaTokenizer has Metaspace in the place of any
-normalizer, so white space gets no prefix after a special token. Qwen2Tokenizer has NFC and one
-pattern. Normalizers and Metaspace are changed to theirs, so that the ids are the same; what differs
-in anything else is refused. Other classes here take tokenizer.json as it is.
+For some classes in tokenizer_config.json, transformers takes only the vocabulary from
+tokenizer.json, and the rest from the class (`rebuild`). LlamaTokenizer uses Metaspace and no
+normalizer, so white space gets no prefix after a special token. Qwen2Tokenizer uses NFC and one
+pattern. Here the tokenizer gets the normalizer and the Metaspace of its class, so that the ids are
+the same. If it differs from its class in anything else, the model is refused.
 """
 
 import json
@@ -29,7 +29,7 @@ from gpuscore.text.pretokens import META
 _FLAGS = ("lstrip", "rstrip", "single_word")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _ENDS = ("bos_token", "eos_token")
-# Classes that rebuild their pre-tokenizer with the `add_prefix_space` of the configuration.
+# Classes whose pre-tokenizer takes `add_prefix_space` from tokenizer_config.json.
 _REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
@@ -68,8 +68,8 @@ def named_tokens(directory: Path) -> frozenset[str | int]:
     """Return the control tokens that files beside tokenizer.json name, as texts and ids.
 
     They come from tokenizer_config.json and special_tokens_map.json, and from the ids of bos and
-    eos in config.json and generation_config.json. The unknown token counts only if it has another
-    name, too.
+    eos in config.json and generation_config.json. The unknown token (unk_token) is left out, unless
+    it is also the bos or eos token.
     """
     tokens: list[tuple[str, object]] = []
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -96,14 +96,14 @@ def named_tokens(directory: Path) -> frozenset[str | int]:
 
 
 def token_text(value: object) -> str | None:
-    """Return the text of a token that a file has as text, or as an object with text and flags."""
+    """Return the text of a token, which files write as a text, or as an object with flags."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def _declared(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield (key, token) for every special token of a file."""
+    """Yield (key, token) for each special token that a file declares."""
     config = read_object(path) or {}
     if path.name == "added_tokens.json":  # token -> id
         yield from ((key, key) for key in config)
@@ -115,7 +115,7 @@ def _declared(path: Path) -> Iterator[tuple[str, object]]:
             tokens = value.values() if isinstance(value, dict) else value or ()
             yield from ((key, token) for token in tokens)
         elif path.name == "special_tokens_map.json" and _is_setting(key):
-            # transformers takes it as a setting, even one that it ignores in tokenizer_config.json.
+            # transformers would use it, even a setting that it ignores in tokenizer_config.json.
             raise ConfigError(f"{path} has {shown(key)}; supported: special tokens")
         elif isinstance(value, str | dict) and not _is_setting(key):
             yield key, value
@@ -133,26 +133,26 @@ def _check_added(
     content = flags.get("content")
     if not isinstance(content, str):
         raise ConfigError(f"{path}: {key} holds {shown(token)}, which is not a token")
-    same = known.get(content)
-    if same is None:
+    added = known.get(content)
+    if added is None:
         raise ConfigError(
             f"{path}: {key} holds {shown(content)}, which tokenizer.json does not have among its "
             "added tokens; supported: tokens that both files have"
         )
     if not isinstance(token, dict):
         return
-    for flag in (*_FLAGS, "normalized") if _changes(tokenizer, content) else _FLAGS:
-        if flag in flags and bool(flags[flag]) != getattr(same, flag):
+    for flag in (*_FLAGS, "normalized") if _depends_on_normalizer(tokenizer, content) else _FLAGS:
+        if flag in flags and bool(flags[flag]) != getattr(added, flag):
             raise ConfigError(
                 f"{path}: {key} says that {flag} of {shown(content)} is {shown(flags[flag])}, but "
-                f"tokenizer.json says {getattr(same, flag)}; supported: the same in both files"
+                f"tokenizer.json says {getattr(added, flag)}; supported: the same in both files"
             )
 
 
-def _changes(tokenizer: Tokenizer, content: str) -> bool:
-    """Return True if a token may be found in other texts once they are normalised.
+def _depends_on_normalizer(tokenizer: Tokenizer, content: str) -> bool:
+    """Return True if normalisation can change whether a text contains a token.
 
-    NFC changes no text that has the token, unless it changes the token's own text.
+    NFC cannot, unless it changes the token itself.
     """
     stages = flat(tokenizer.normalizer, "normalizers")
     if stages is None or any(stage["type"] != "NFC" for stage in stages):
@@ -177,10 +177,10 @@ _MODEL_FLAGS = ("fuse_unk", "byte_fallback", "ignore_merges")
 
 
 def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
-    """Change a model's tokenizer as transformers' class for it does.
+    """Change a tokenizer as its class in transformers would.
 
     Raises:
-        ConfigError: the class would give other ids: tokenizer.json is for another class.
+        ConfigError: tokenizer.json is for another class, so that ids would differ.
     """
     path = directory / "tokenizer_config.json"
     config = read_object(path) or {}
@@ -190,19 +190,19 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
         return
     stages = flat(tokenizer.pre_tokenizer, "pretokenizers") or []
     if name.removesuffix("Fast") == "Qwen2Tokenizer" or kind == "qwen2":
-        if (described := _described(tokenizer)) != ("BPE", [False] * 3, [_QWEN2, "ByteLevel"]):
+        if (description := _describe(tokenizer)) != ("BPE", [False] * 3, [_QWEN2, "ByteLevel"]):
             raise ConfigError(
                 f"{path}: for tokenizer_class {name} transformers uses Qwen2's pattern, but "
-                f"tokenizer.json has {shown(described)}; supported: Qwen2's pattern"
+                f"tokenizer.json has {shown(description)}; supported: Qwen2's pattern"
             )
         tokenizer.normalizer = normalizers.NFC()
     elif name.removesuffix("Fast") == "LlamaTokenizer" and kind != "mistral":
         if any(stage["type"] == "ByteLevel" for stage in stages):
             return  # transformers takes tokenizer.json as it is
-        if _described(tokenizer)[:2] != ("BPE", [True, True, False]):
+        if _describe(tokenizer)[:2] != ("BPE", [True, True, False]):
             raise ConfigError(
                 f"{path}: tokenizer_class {name} uses BPE with fuse_unk and byte_fallback, but "
-                f"tokenizer.json has {shown(_described(tokenizer)[:2])}; supported: such a BPE"
+                f"tokenizer.json has {shown(_describe(tokenizer)[:2])}; supported: such a BPE"
             )
         first = "always" if config.get("legacy") else "first"
         tokenizer.normalizer = None
@@ -213,7 +213,7 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
         )
 
 
-def _described(tokenizer: Tokenizer) -> tuple[str, list[bool], list[Any]]:
+def _describe(tokenizer: Tokenizer) -> tuple[str, list[bool], list[Any]]:
     """Return the model's type and flags, and the patterns and other stages."""
     model = tokenizer.model
     flags = [getattr(model, flag, False) for flag in _MODEL_FLAGS]
@@ -228,10 +228,10 @@ def _described(tokenizer: Tokenizer) -> tuple[str, list[bool], list[Any]]:
 
 
 def continuing(tokenizer: Tokenizer) -> Tokenizer | None:
-    """Return a copy for text after other text; None if that makes no difference.
+    """Return a copy of a tokenizer for the later parts of a prompt; None if it is not needed.
 
-    Metaspace can give a prefix to the beginning of a text only. A prompt that is divided at a
-    control token has one beginning.
+    Metaspace can add a prefix at the beginning of a text only. A prompt that is divided at control
+    tokens has one beginning, so its later parts must not get the prefix.
     """
     state = json.loads(tokenizer.to_str())
     stage = state["pre_tokenizer"] or {}

@@ -1,4 +1,4 @@
-"""A forward pass's input: `PackedBatch`, `pack`, which builds it, and the limits of a backend.
+"""The input of a forward pass, `PackedBatch`; `pack`, which builds it; and a backend's limits.
 
     query of n tokens    items, each at positions n, n + 1, ...
     +----------------+---------+--------+----------+
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     Int32Rows: TypeAlias = tuple[Int32Array, ...]
     Float32Rows: TypeAlias = tuple[Float32Array, ...]
 else:
-    # Tuples whose types tell the decoder of messages to make all their arrays in one go.
+    # By these types the decoder of messages knows that it can create all arrays of a tuple at once.
     Int32Rows, Float32Rows = (type(name, (tuple,), {}) for name in ("Int32Rows", "Float32Rows"))
 
 NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
 def common_prefix(a: Int32Array, b: Int32Array) -> int:
-    """Return the number of first tokens that both have."""
+    """Return the length of the longest common prefix."""
     length = min(len(a), len(b))
     differ = a[:length] != b[:length]
     first = int(differ.argmax()) if length else 0  # 0 if none differ
@@ -50,8 +50,8 @@ def common_prefix(a: Int32Array, b: Int32Array) -> int:
 
 
 def sorted_order(sequences: Sequence[Int32Array]) -> list[int]:
-    """Return the places of sequences of token ids, sorted as the ids are: a prefix comes first."""
-    # Of ids, which are not negative, big-endian bytes sort as the ids do.
+    """Return the indices of token sequences in lexicographic order."""
+    # Big-endian bytes of numbers that are not negative sort as the numbers do.
     together = np.concatenate(sequences).astype(">i4").tobytes()
     bounds = accumulate((4 * len(ids) for ids in sequences), initial=0)
     keys = [together[start:stop] for start, stop in pairwise(bounds)]
@@ -68,15 +68,15 @@ class BackendLimits:
     max_model_len: int  # tokens of one prompt
     vocab_rows: int  # valid token ids of prompts are 0 <= id < vocab_rows
     token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
-    identity: str = ""  # model, revision and dtype, to which cached keys and values belong
-    # If not 0: a row's result has the same bits in every batch, provided that the chunks of a
-    # sequence end at multiples of this many tokens and that the query's end depends on it alone.
+    identity: str = ""  # model, revision and dtype that cached keys and values belong to
+    # If not 0, a row's result has the same bits in every batch, provided that the chunks of a
+    # sequence end at multiples of this number and that the query's length depends on it alone.
     deterministic_chunk: int = 0
-    # Names of a classification model's classes, which are its labels. None = labels are tokens.
+    # The class names of a classification model, whose labels are classes. None = labels are tokens.
     classes: tuple[str, ...] | None = None
-    quantized: bool = False  # weights of eight bits: the engine asks known prompts at start
+    quantized: bool = False  # 8-bit weights: the engine scores known prompts at start
     num_states: int = 0  # slots for states; 0 = the model has none, only keys and values
-    gated_product: str = ""  # whether gate-up products write silu(gate) * up, for people
+    gated_product: str = ""  # for logs: whether gate-up products write silu(gate) * up
 
     @property
     def label_rows(self) -> int:
@@ -85,7 +85,7 @@ class BackendLimits:
 
     @property
     def model(self) -> dict[str, object]:
-        """The limits that prompts and scores depend on: engines with equal ones are alike."""
+        """The limits that prompts and scores depend on. They must be equal in all replicas."""
         names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
         return {name: getattr(self, name) for name in names}
 
@@ -99,25 +99,25 @@ class PackedBatch:
     delimiter token. `visible_rows` and `prefix_slots` are that rule as code. In a linear layer a
     token's state holds the same tokens.
 
-    A tree's segments stand in preorder: each after its parent, and before the next segment that is
-    not its descendant. Its first position is the number of tokens that it sees before its own.
+    The segments of a tree are in preorder: a segment's descendants follow it directly. A segment's
+    first position is the number of tokens that it sees before its own.
     """
 
     token_ids: Int32Array  # [T]
     positions: Int32Array  # [T] an item's positions start at the query's length
     cu_seqlens: Int32Array  # [S+1] segment boundaries
-    parent: Int32Array  # [S] segment of this batch that it continues, -1 = none
+    parent: Int32Array  # [S] index of the parent segment, -1 = none
     request_of: Int32Array  # [S] row of prefix_lens and page_table
     prefix_lens: Int32Array  # [R] cached tokens
     page_table: Int32Array  # [R, P] pages of the cached tokens, -1 padded
-    slot_mapping: Int32Array  # [T] KV slot to write, -1 = not kept
+    slot_mapping: Int32Array  # [T] KV slot to write, -1 = not stored
     score_rows: Int32Array  # [N] rows whose next-token distribution is scored
     cu_labels: Int32Array  # [N+1]
     label_token_ids: Int32Array  # [L]
     need_lse: BoolArray  # [N] rows whose log-sum-exp is needed
     prefix_states: Int32Array  # [R] slot of the state after the cached tokens, -1 = none
-    state_rows: Int32Array  # [K] rows after which the state is kept, ascending
-    state_slots: Int32Array  # [K] slots that it goes into
+    state_rows: Int32Array  # [K] rows whose states are stored, ascending
+    state_slots: Int32Array  # [K] slots that these states are stored in
     num_top: int  # most probable tokens that are returned for every scored row
 
     @property
@@ -133,12 +133,12 @@ def visible_rows(batch: PackedBatch) -> BoolArray:
     """
     segment = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))  # [T]
     row = np.arange(len(segment))
-    seen: BoolArray = (segment[:, None] == segment) & (row[:, None] >= row)
-    above = batch.parent
-    while (above >= 0).any():
-        seen |= above[segment][:, None] == segment
-        above = np.where(above >= 0, batch.parent[above], -1)
-    return seen
+    visible: BoolArray = (segment[:, None] == segment) & (row[:, None] >= row)
+    ancestor = batch.parent
+    while (ancestor >= 0).any():
+        visible |= ancestor[segment][:, None] == segment
+        ancestor = np.where(ancestor >= 0, batch.parent[ancestor], -1)
+    return visible
 
 
 def lineage(batch: PackedBatch, segment: int) -> list[int]:
@@ -172,13 +172,13 @@ class Prefix:
 
 
 class Rows(NamedTuple):
-    """The tokens of a run whose next-token distributions are scored, each with a number of labels.
+    """The scored tokens of a sequence, and how many labels each has.
 
-    The labels themselves stand elsewhere, one row's after the other's.
+    The labels themselves are elsewhere, in one array: first those of the first row, and so on.
     """
 
-    places: Int32Array  # [rows] of the tokens in the run, ascending
-    counts: Int32Array  # [rows] labels
+    places: Int32Array  # [rows] indices of the tokens in the sequence, ascending
+    counts: Int32Array  # [rows] number of labels
 
     @staticmethod
     def every(tokens: int) -> "Rows":
@@ -186,12 +186,12 @@ class Rows(NamedTuple):
         return Rows(np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int32))
 
     def before(self, token: int) -> int:
-        """Return the number of rows before this token's."""
+        """Return the number of rows before a token."""
         return int(np.searchsorted(self.places, token))
 
     def part(self, start: int, stop: int) -> tuple["Rows", slice]:
-        """Return the rows of the tokens `start` to `stop` - 1, as a run, and where their labels
-        stand."""
+        """Return the rows of the tokens [start, stop), as a sequence of its own, and where their
+        labels are."""
         part = slice(self.before(start), self.before(stop))
         first = int(self.counts[: part.start].sum())
         rows = Rows(self.places[part] - np.int32(start), self.counts[part])
@@ -208,17 +208,17 @@ class Segment:
     token_ids: Int32Array
     start: int  # position of the first token
     prefix: int  # index of its `Prefix`
-    parent: int = -1  # index of the segment that it continues; -1 = none
-    slots: Int32Array | None = None  # KV slots of its first tokens; others' keys are not kept
-    label_ids: Int32Array | None = None  # of its scored rows; None = it has none
+    parent: int = -1  # index of the parent segment; -1 = none
+    slots: Int32Array | None = None  # KV slots of its first tokens; other keys are not stored
+    label_ids: Int32Array | None = None  # labels of its scored rows; None = no row is scored
     need_lse: bool = False
     rows: Rows | None = None  # which tokens are scored; None = the last one, for all the labels
-    states: Sequence[tuple[int, int]] = ()  # (tokens, slot that gets the state after them), sorted
+    states: Sequence[tuple[int, int]] = ()  # (number of tokens, slot of the state after them)
 
 
 @dataclass(slots=True)
 class SegmentColumns:
-    """Segments field by field: for hundreds of items, a list per field is quicker to fill."""
+    """Segments as a list per field, which is faster to fill for hundreds of items."""
 
     token_ids: list[Int32Array] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
@@ -244,9 +244,9 @@ class SegmentColumns:
         label_ids: Sequence[Int32Array | None],
         rows: Sequence[Rows | None] | None = None,
     ) -> int:
-        """Add segments like `segment`, with other tokens, labels and rows; return the first index.
+        """Add copies of `segment` with other tokens, labels and rows; return the first index.
 
-        Without `rows` each is scored at its last token.
+        Without `rows`, each is scored at its last token.
         """
         first = len(self)
         count = len(token_ids)
@@ -308,10 +308,10 @@ def pack_columns(
             segments.rows[index] or Rows(*_int32([[place], [count]]))
             for index, (place, count) in zip(scored, last, strict=True)
         ]
-        per_segment = [len(each.places) for each in rows]
-        score_rows = _concatenate([each.places for each in rows])
+        per_segment = [len(scored_rows.places) for scored_rows in rows]
+        score_rows = _concatenate([scored_rows.places for scored_rows in rows])
         score_rows = score_rows + cu_seqlens[scored].repeat(per_segment)
-        counts = _concatenate([each.counts for each in rows])
+        counts = _concatenate([scored_rows.counts for scored_rows in rows])
         cu_labels = np.append(np.int32(0), np.cumsum(counts, dtype=np.int32))
         need_lse = need_lse.repeat(per_segment)
     return PackedBatch(
@@ -336,7 +336,7 @@ def pack_columns(
 
 
 def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int32Array:
-    """Slots of the tokens at positions `start` to `stop - 1` of a sequence kept in `pages`."""
+    """Return the slots of the positions [start, stop) of a sequence whose keys are in `pages`."""
     first, skipped = divmod(start, page_size)
     bases = pages[first : -(-stop // page_size)] * page_size
     slots = bases[:, None] + np.arange(page_size, dtype=np.int32)
@@ -344,7 +344,7 @@ def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int3
 
 
 def prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray:
-    """KV slots of a request's cached tokens, int64."""
+    """Return the KV slots of a request's cached tokens, int64."""
     length = int(batch.prefix_lens[request])
     pages = batch.page_table[request, : -(-length // page_size)].astype(np.int64)
     return (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length]
@@ -369,7 +369,7 @@ def _page_table(prefixes: Sequence[Prefix]) -> Int32Array:
 
 
 def int32_array(values: Sequence[int]) -> Int32Array:
-    """Return an array of plain integers, in a third of the time of np.array.
+    """Return an array of integers, in a third of the time of np.array.
 
     Raises:
         struct.error: a number does not fit 32 bits.
@@ -382,8 +382,8 @@ def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
 
 
 def _int32(columns: Sequence[Sequence[int]]) -> list[Int32Array]:
-    """Return views of one array with these numbers: a call of NumPy for each list takes several
-    times as long."""
+    """Return arrays with these numbers. They are views of one array, because a call of NumPy for
+    each list takes several times as long."""
     together = int32_array([*chain(*columns)])
     stop = 0
     return [together[stop : (stop := stop + len(values))] for values in columns]

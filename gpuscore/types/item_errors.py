@@ -124,7 +124,7 @@ def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
 
     Args:
         error: an error of one part of the request; it may name an item, as in `items[3]`.
-        places: for each item of that part, its index in the whole request.
+        places: the indices in the whole request of that part's items.
     """
     match = _ITEM.fullmatch(error.param or "")
     if error.param is None or match is None or int(match[2]) >= len(places):

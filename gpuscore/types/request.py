@@ -1,11 +1,11 @@
-"""A scoring request with its labels, and its result, as the engine takes and returns them.
+"""The engine's input and output: `ScoreRequest`, with its labels, and `ScoreResult`.
 
-They are structs of msgspec, because processes send them to each other as they are
-(`processes/worker/wire.py`); `msgspec.structs.replace` makes a changed copy, which is checked, too.
+They are msgspec structs, because processes send them to each other unchanged
+(`processes/worker/wire.py`). `msgspec.structs.replace` makes a changed copy, and checks it, too.
 
-The tokens of a label of several tokens except its last are *nodes*, and labels that begin alike
-share them. The item's row gives the distribution of the labels' first tokens, a node's row the
-distribution of the tokens after the node:
+A label of several tokens is scored along a trie. All tokens of a label except its last are *nodes*;
+labels with a common beginning share nodes. The item's row gives the distribution of the labels'
+first tokens, a node's row the distribution of the tokens after that node:
 
     labels [12, 7, 5], [12, 8] and [9]         item          row: 12 and 9
                                                  12          row: 7 and 8
@@ -34,27 +34,27 @@ from gpuscore.types.batch import (
 
 
 class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
-    """The labels of a request if some have several tokens, the same for all its items.
+    """The labels of a request in which a label has several tokens. All items have these labels.
 
-    K nodes make 1 + K rows per item: the item's row, then the nodes' rows, in preorder. A row has
-    the different tokens that may follow there, and all rows together have C of them.
+    With K nodes an item has 1 + K rows: its own row, then the nodes' rows, in preorder. `next_ids`
+    has the tokens that labels have after each row: C tokens in all rows together.
 
     Attributes:
-        sequences: the L labels' tokens, as given.
+        sequences: the tokens of the L labels.
         tokens: the nodes' tokens.
-        parents: the number of the node that each node continues; -1 = the item.
-        next_ids: the tokens that may follow each row.
-        places: the places of all labels' tokens, one label after the other, among the rows' tokens.
-        lengths: each label's number of tokens.
-        counted: the labels that `label_mass` adds up: once each, without those that continue
-            another label, whose probability contains theirs.
+        parents: the index of each node's parent node; -1 = the item.
+        next_ids: the tokens that labels have after each row.
+        places: the index in `next_ids` of each label's tokens, one label after the other.
+        lengths: the number of tokens of each label.
+        counted: the labels that `label_mass` adds up. Equal labels count once. Labels that begin
+            with another label are left out, because its probability contains theirs.
 
     Raises:
         ValueError: there is no label, or a label without tokens.
     """
 
     sequences: tuple[tuple[int, ...], ...]
-    # Computed from the sequences, and so no fields: they are not sent.
+    # Computed from the sequences. These are not fields, so they are not sent.
     tokens: ClassVar[Int32Array]  # [K]
     parents: ClassVar[Int32Array]  # [K]
     next_ids: ClassVar[tuple[Int32Array, ...]]  # [1 + K]
@@ -64,29 +64,29 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
 
     def __post_init__(self) -> None:
         if not self.sequences or not all(self.sequences):
-            raise ValueError("labels are at least one, of at least one token each")
-        columns: list[dict[int, int]] = [{}]  # of each row, its tokens and their columns
-        lineage: list[tuple[int, ...]] = [()]  # of each row, the rows above it and itself
-        nodes: dict[tuple[int, int], int] = {}  # the row above, the token: the row
-        steps: list[tuple[int, int]] = []  # of each label's tokens: a row, and a column of it
+            raise ValueError("there must be a label, and each label must have a token")
+        columns: list[dict[int, int]] = [{}]  # for each row, the column of each next token
+        lineage: list[tuple[int, ...]] = [()]  # for each row, its path from the item's row
+        nodes: dict[tuple[int, int], int] = {}  # (parent row, token) -> row of that node
+        steps: list[tuple[int, int]] = []  # for each token of each label, its row and column
         for *firsts, last in self.sequences:
             row = 0
             for token in firsts:
                 steps.append((row, columns[row].setdefault(token, len(columns[row]))))
-                above = row
-                row = nodes.setdefault((above, token), len(columns))
+                parent = row
+                row = nodes.setdefault((parent, token), len(columns))
                 if row == len(columns):
                     columns.append({})
-                    lineage.append((*lineage[above], row))
+                    lineage.append((*lineage[parent], row))
             steps.append((row, columns[row].setdefault(last, len(columns[row]))))
         order = sorted(range(len(columns)), key=lineage.__getitem__)  # preorder
         place = {row: number for number, row in enumerate(order)}
         starts = np.cumsum([0, *(len(columns[row]) for row in order)])
-        added = [*nodes]
-        ends = [added[row - 1] for row in order[1:]]
+        keys = [*nodes]
+        preorder_keys = [keys[row - 1] for row in order[1:]]
         self.__dict__.update(
-            tokens=_int32([token for _, token in ends]),
-            parents=_int32([place[above] - 1 for above, _ in ends]),
+            tokens=_int32([token for _, token in preorder_keys]),
+            parents=_int32([place[parent] - 1 for parent, _ in preorder_keys]),
             next_ids=tuple(_int32([*columns[row]]) for row in order),
             places=_int32([starts[place[row]] + column for row, column in steps]),
             lengths=_int32([*map(len, self.sequences)]),
@@ -103,7 +103,7 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of each item: the item's own and one per node."""
+        """Number of rows of each item: its own row and one per node."""
         return 1 + len(self.tokens)
 
     @property
@@ -117,21 +117,21 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
         return _int32([sequence[0] for sequence in self.sequences])
 
     def paths(self) -> list[list[int]]:
-        """Return for each node the tokens from the item's first one down to its own."""
+        """Return for each node the tokens of the path from the item to it."""
         paths: list[list[int]] = []
         for token, parent in zip(self.tokens.tolist(), self.parents.tolist(), strict=True):
             paths.append([*(paths[parent] if parent >= 0 else ()), token])
         return paths
 
     def sums(self, logprobs: Float64Array) -> Float64Array:
-        """Add up the tokens' log-probabilities [N, C] to the labels' log-probabilities [N, L]."""
+        """Return the labels' log-probabilities [N, L], from those of the tokens [N, C]."""
         starts = np.cumsum(self.lengths) - self.lengths
         summed: Float64Array = np.add.reduceat(logprobs[:, self.places], starts, axis=1)
         return summed
 
 
 def _shortest(sequences: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the places of the labels, each once, that do not continue another label."""
+    """Return the indices of the labels that do not begin with another label; equal ones once."""
     first = {sequence: label for label, sequence in reversed([*enumerate(sequences)])}
     return [
         label
@@ -145,11 +145,11 @@ def _int32(values: Sequence[int]) -> Int32Array:
     return np.array(values, dtype=np.int32)
 
 
-MAX_TOP = 20  # most probable tokens of a row
+MAX_TOP = 20  # the most `num_top` of a request
 
 
 class Terms(NamedTuple):
-    """Terms of a request: when it runs, and with which others it shares cached prefixes."""
+    """When a request runs, and with which other requests it shares cached prefixes."""
 
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
@@ -157,25 +157,25 @@ class Terms(NamedTuple):
 
 
 class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
-    """The rows that a request reads, if they are others than the items' last ones.
+    """The scored rows of a request in which not only the last token of each item is scored.
 
-    The first entry is of the query, whose rows are computed once for all prompts, the others are of
-    the items.
+    The first entry is for the query, whose rows are computed once for all prompts; the others are
+    for the N items.
     """
 
-    places: Int32Rows  # [1 + N] of the tokens, see `Rows`
-    counts: Int32Rows  # [1 + N] labels of each row
+    places: Int32Rows  # [1 + N] the scored tokens, see `Rows`
+    counts: Int32Rows  # [1 + N] the number of labels of each row
     query_labels: Int32Array = NO_TOKENS
 
     @staticmethod
     def of(rows: Sequence[Rows], query_labels: Int32Array = NO_TOKENS) -> "Readouts":
-        """Return the read-outs of these rows, the query's first."""
+        """Return the read-outs of the query's rows, which come first, and of the items' rows."""
         places, counts = zip(*rows, strict=True)
         return Readouts(places, counts, query_labels)
 
     @staticmethod
     def every(items: Sequence[Int32Array], query_labels: Int32Array = NO_TOKENS) -> "Readouts":
-        """Return those of every token of these items, each for one label."""
+        """Return read-outs of every token of the query and the items, each with one label."""
         return Readouts.of([*map(Rows.every, map(len, (query_labels, *items)))], query_labels)
 
     @property
@@ -186,18 +186,18 @@ class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
 class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     """One request: every prompt is `query_ids + item_ids[i]`.
 
-    `query_ids` holds the first tokens of all prompts, as many as they share. Each item has at least
-    one token, so that every scored row is computed. `label_ids[i]` belongs to `item_ids[i]`: they
-    are the labels of its last token's row, or with `readouts` of the rows that these name, one
-    row's after the other's.
+    `query_ids` holds the tokens that all prompts begin with. Each item has at least one token, so
+    that every scored row is computed. `label_ids[i]` are the labels of the last token of
+    `item_ids[i]`. With `readouts`, they are the labels of the item's scored rows, one row after the
+    other.
 
-    With `trie` labels have several tokens, the same for all rows: `label_ids[i]` has the first
-    ones, and a label's logit in the result is the sum of its tokens' log-probabilities, plus the
-    log-sum-exp of the row. So a label of one token has the model's own logit.
+    With `trie`, labels have several tokens, and are the same for all rows: `label_ids[i]` has their
+    first tokens. A label's logit in the result is then the sum of its tokens' log-probabilities
+    plus the log-sum-exp of the row, so that a label of one token has the model's own logit.
 
     Raises:
-        ValueError: `readouts` do not fit the tokens and labels; or `trie` does not fit; or
-            `num_top` is over MAX_TOP.
+        ValueError: `readouts` or `trie` do not fit the tokens and labels, or `num_top` is over
+            MAX_TOP.
     """
 
     query_ids: Int32Array  # may be empty
@@ -223,26 +223,28 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         runs = (self.query_ids, *self.item_ids)
         labels = (read.query_labels, *self.label_ids)
         if not len(runs) == len(labels) == len(read.places) == len(read.counts):
-            raise ValueError("there are rows for each item, and for the query")
+            raise ValueError("readouts need an entry for the query and one for each item")
         for tokens, ids, places, counts in zip(runs, labels, read.places, read.counts, strict=True):
             steps = np.diff(places, prepend=-1, append=len(tokens))
             if steps.min() < 1 or len(places) != len(counts):
-                raise ValueError("rows are of different tokens, in order, with a count each")
+                raise ValueError(
+                    "readouts must name tokens in ascending order, with a count for each"
+                )
             if counts.min(initial=1) < 1 or counts.sum() != len(ids):
-                raise ValueError("the rows' counts do not add up to the labels")
+                raise ValueError("the counts of the rows do not add up to the labels")
 
     def _check_trie(self, trie: LabelTrie) -> None:
         if not self.need_lse or self.num_top:
-            raise ValueError("labels of several tokens need the log-sum-exp, and nothing else")
+            raise ValueError("labels of several tokens need the log-sum-exp, and no top tokens")
         first = trie.first_ids
         different = {id(ids): ids for ids in self.label_ids}  # usually one array for all items
         if not all(
             len(ids) % len(first) == 0 and (ids.reshape(-1, len(first)) == first).all()
             for ids in different.values()
         ):
-            raise ValueError("the labels' first tokens are not the items' labels")
+            raise ValueError("the label ids are not the first tokens of the labels")
         if self.readouts is not None and len(self.readouts.query_labels):
-            raise ValueError("labels of several tokens are not of the query")
+            raise ValueError("labels of several tokens cannot score the query")
 
     @property
     def num_label_tokens(self) -> int:
@@ -257,7 +259,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         return (*query, *self.label_ids)
 
     def query_part(self, start: int, stop: int) -> tuple[Rows, Int32Array]:
-        """Return the scored rows of the query's tokens `start` to `stop` - 1, and their labels."""
+        """Return the scored rows of the query's tokens [start, stop), and their labels."""
         if self.readouts is None:
             return NO_ROWS, NO_TOKENS
         read = self.readouts
@@ -265,7 +267,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         return rows, read.query_labels[labels]
 
     def reads_query(self, start: int, stop: int) -> bool:
-        """True if one of these tokens of the query is scored."""
+        """Return True if one of the query's tokens [start, stop) is scored."""
         if self.readouts is None:
             return False
         rows = Rows(self.readouts.places[0], self.readouts.counts[0])
@@ -273,19 +275,19 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     @property
     def first_rows(self) -> Sequence[int]:
-        """The first row of the answer of each item, and their number at the end."""
+        """For each item the index of its first row in the answer, then the number of rows."""
         if self.readouts is None:
             return range(len(self.item_ids) + 1)
         return [*accumulate(map(len, self.readouts.places))]
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the answer: one per item, or as many as `readouts` name."""
+        """Number of rows of the answer: one per item, or the rows of `readouts`."""
         return self.first_rows[-1]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute if nothing is cached: the query once, all items, labels below them."""
+        """Tokens to compute if nothing is cached: the query once, all items, and labels' nodes."""
         return len(self.query_ids) + sum(map(len, self.item_ids)) + self.num_label_tokens
 
     @property
@@ -306,11 +308,12 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     """Logits at the last token of each prompt, in item order, float32.
 
     `label_logits[i][j]` is the logit of label j of item i. `lse[i]` is the log-sum-exp of item i's
-    logits over the full vocabulary, or over all classes, so log-probability = logit - lse; it is
-    None unless asked for. The N rows are the items. With `readouts` the rows are those that they
-    name, one item's after the other's, and `label_logits[i]` has the logits of all rows of an item;
-    a query that is scored stands before the items, as one more of them. `computed_tokens` leaves
-    out the tokens of labels.
+    logits over the full vocabulary, or over all classes, so log-probability = logit - lse. It is
+    None unless `need_lse`. `computed_tokens` does not count the tokens of labels.
+
+    There are N rows, one per item. With `readouts`, N is the number of scored rows, one item after
+    the other, and `label_logits[i]` has the logits of all rows of an item. A scored query counts as
+    an item before the others.
     """
 
     label_logits: Float32Rows
@@ -321,7 +324,7 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     timings: Timings
 
     def part(self, items: slice) -> "ScoreResult":
-        """Return the result of some of the items, which are its rows."""
+        """Return the result of some items, if each item has one row."""
         return replace(
             self,
             label_logits=self.label_logits[items],
@@ -332,7 +335,7 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
 
 def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
-    """Return the tokens to compute if nothing is cached, whole prompts of nodes included."""
+    """Return the tokens to compute if nothing is cached, with prompts that nodes need again."""
     trie = request.trie
     if trie is None:
         return request.num_tokens
@@ -343,16 +346,18 @@ def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
         for prompt in prompts_with_nodes(request, number, item, limits)
     ]
     whole = [prompt for prompt in prompts if not fits_batch(prompt, trie, limits)]
-    again = sum(map(len, whole)) * trie.num_nodes + sum(map(len, prompts)) - sum(map(len, items))
+    repeated = sum(map(len, whole)) * trie.num_nodes + sum(map(len, prompts))
+    repeated -= sum(map(len, items))
     if whole:
-        again += len(whole) * sum(len(path) - 1 for path in trie.paths())
-    return request.num_tokens + again
+        repeated += len(whole) * sum(len(path) - 1 for path in trie.paths())
+    return request.num_tokens + repeated
 
 
 def fits_batch(item: Int32Array, trie: LabelTrie, limits: BackendLimits, rows: int = 1) -> bool:
-    """Return True if an item and the nodes below its rows may be computed in one batch.
+    """Return True if an item and the nodes of its rows may be computed in one batch.
 
-    With --deterministic bits depend on the division into segments, so nodes continue nothing.
+    With --deterministic they may not: the bits of a score depend on the division into segments, so
+    each node is computed with its whole prompt.
     """
     tokens = len(item) + rows * trie.num_nodes
     return not limits.deterministic_chunk and tokens <= limits.max_tokens
@@ -361,8 +366,11 @@ def fits_batch(item: Int32Array, trie: LabelTrie, limits: BackendLimits, rows: i
 def prompts_with_nodes(
     request: ScoreRequest, number: int, item: Int32Array, limits: BackendLimits
 ) -> list[Int32Array]:
-    """Return what is computed of an item below whose rows there are nodes: the item up to its last
-    row, or, if they do not fit a batch together, up to each row."""
+    """Return the beginnings of an item that are computed for the nodes of its rows.
+
+    This is the item up to its last scored row. If it does not fit a batch with all nodes, it is the
+    item up to each scored row.
+    """
     if request.readouts is None or request.trie is None:
         return [item]
     *places, last = request.readouts.places[1 + number].tolist()
@@ -374,17 +382,17 @@ def prompts_with_nodes(
 def split_for_labels(
     request: ScoreRequest, limits: BackendLimits
 ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Return query and items; an only item keeps its last token if it would not fit a batch.
+    """Return query and items. If there is one item, and it does not fit a batch with its nodes, all
+    its tokens but the last move to the query.
 
-    What all prompts share may be anything, and a query runs in chunks of any size. This needs
-    pages. With --deterministic the query's length depends on the query alone.
+    A query can be computed in chunks, so its length does not matter, but it needs KV pages. With
+    --deterministic nothing moves, because the query's length must depend on the query alone.
     """
     query = request.query_ids
     items = request.item_ids
     trie = request.trie
-    alone = trie is not None and len(items) == 1 and not limits.deterministic_chunk
-    alone = alone and request.readouts is None
-    if not alone or trie is None or fits_batch(items[0], trie, limits):
+    may_move = len(items) == 1 and not limits.deterministic_chunk and request.readouts is None
+    if trie is None or not may_move or fits_batch(items[0], trie, limits):
         return query, items
     longer = np.concatenate((query, items[0][:-1]))
     if len(longer) > limits.num_pages * limits.page_size:

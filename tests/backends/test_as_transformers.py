@@ -165,7 +165,7 @@ def test_the_whole_context_is_usable(tiny_model, rng):
 def test_variants_of_a_family(tiny_model, rng, family, overrides):
     directory, model = tiny_model(family, **overrides)
     query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (1, 6, 7)]
-    with Scorer(str(directory), max_batch_tokens=512) as scorer:
+    with Scorer(str(directory), max_batch_tokens=64) as scorer:
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
         check(model, scorer, [query + i for i in items], result)
 
@@ -176,9 +176,9 @@ QWEN_WINDOW = {"use_sliding_window": True, "max_window_layers": 1}
 @pytest.mark.parametrize(
     ("family", "overrides", "window"),
     [
-        *(("gemma2", {}, window) for window in (9, 80)),
-        *(("gemma3", {}, window) for window in (1, 33)),
-        *slow(*(("gemma2", {}, window) for window in (1, 33, 400))),
+        ("gemma2", {}, 33),
+        ("gemma3", {}, 1),
+        *slow(*(("gemma2", {}, window) for window in (1, 400))),
         *slow(*(("gemma3", {}, window) for window in (9, 80, 400))),
         # These have windows by the same rules as Gemma, without special cases.
         ("mistral", {}, 80),

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def exact(side):
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 @pytest.mark.parametrize("machine", ["native", "plain"])
 def test_random_batches(machine, dtype, steady):
-    for seed in range(4 if machine == "native" else 2):
+    for seed in range(2 if machine == "native" else 1):
         assert (
             worst(form(machine, dtype), batch_of(seed), dtype=dtype, steady=steady) < ALLOWED[dtype]
         )
@@ -117,18 +118,18 @@ HEADS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
-@pytest.mark.parametrize("sizes", HEADS, ids=str)
+# The sanitizers' test has all heads in each format.
+@pytest.mark.parametrize(("sizes", "dtype"), [*zip(HEADS, cycle(ALLOWED))], ids=str)
 def test_heads_of_all_sizes(sizes, dtype):
     assert worst(native(dtype), SHORT[sum(sizes) % 4], heads_alone(*sizes), dtype) < ALLOWED[dtype]
 
 
 @pytest.mark.parametrize("machine", ["native", "plain"])
-@pytest.mark.parametrize("steady", [False, True], ids=["", "steady"])
 @pytest.mark.parametrize("window", [1, 5, 16, 17, 40, 1000])
-def test_windows_count_positions_not_rows(machine, window, steady):
+def test_windows_count_positions_not_rows(machine, window):
     for softcap in (None, 0.7):
         config = replace(QWEN, windows=(window, window), attention_softcap=softcap)
+        steady = window % 2 == 0
         assert worst(form(machine, torch.float32), SHORT[-1], config, steady=steady) < 5e-6
 
 

@@ -143,10 +143,9 @@ def test_requests_share_a_batch(make_backend, tiny_model, rng):
     [
         *(("qwen3", "float32", cached) for cached in (False, True)),
         *((family, "float32", False) for family in ("gemma2", "gemma3")),
-        ("qwen3", "bfloat16", True),
+        ("qwen3", "bfloat16", False),
         *slow(*(("qwen3", "float16", cached) for cached in (False, True))),
         *slow(*((family, "float32", True) for family in ("gemma2", "gemma3"))),
-        *slow(("qwen3", "bfloat16", False)),
     ],
 )
 def test_isolation_is_exact(make_backend, rng, family, dtype, cached):

@@ -76,11 +76,11 @@ def together(scorer, requests):
         return [*pool.map(lambda request: scorer.score(*request, **OPTIONS), requests)]
 
 
-def test_300_items_with_shared_heads_beside_other_requests(tiny_model, rng):
+def test_120_items_with_shared_heads_beside_other_requests(tiny_model, rng):
     directory, model = tiny_model("qwen3_5")
     query, head = random_ids(rng, 90), random_ids(rng, 30)
-    items = [head + random_ids(rng, int(n)) for n in rng.integers(1, 24, 150)]
-    items += [random_ids(rng, int(n)) for n in rng.integers(1, 24, 150)]
+    items = [head + random_ids(rng, int(n)) for n in rng.integers(1, 24, 60)]
+    items += [random_ids(rng, int(n)) for n in rng.integers(1, 24, 60)]
     others = [(random_ids(rng, n), [random_ids(rng, 4), []]) for n in (1, 17, 50, 200)]
     with Scorer(str(directory), max_batch_tokens=256) as scorer:
         results = together(scorer, [(query, items), *others])
@@ -88,7 +88,7 @@ def test_300_items_with_shared_heads_beside_other_requests(tiny_model, rng):
         check(model, result, [prompt + item for item in some])
 
 
-@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 64, 80])
+@pytest.mark.parametrize("length", [15, 16, 31, 33, 80])
 def test_a_hit_at_every_boundary(tiny_model, rng, length):
     """The state after the query's last full page of 16 is cached; a query that goes on from there,
     and items longer than a batch, begin with it."""

@@ -147,37 +147,31 @@ def test_numbers_of_the_kernel_fit_scalar_memory(tiny_model, monkeypatch, tokens
 WIDE = 8209  # tokens; a prime number, so that no other size is a multiple of it
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_no_program_holds_logits_of_all_tokens(platform, monkeypatch):
-    """Show that beside embedding and head no array is as wide as the vocabulary."""
-    programs, head = traced(WIDE, monkeypatch)
-    for program in (programs.extend, programs.labels):
-        text = program.lower(lowering_platforms=(platform,)).as_text()
-        wide = set(re.findall(rf"tensor<(?:\d+x)*{WIDE}x[^>]*>", text))
-        assert wide <= {f"tensor<{WIDE}x{head.shape[1]}xbf16>"}
-        assert wide
-
-
 PAGES = 8219  # of a pool; another prime number
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_no_program_holds_a_second_pool(platform, monkeypatch):
-    """Show that the only array of so many pages is the pool, and that its memory is given back."""
-    programs, _ = traced(WIDE, monkeypatch, PAGES)
-    text = programs.extend.lower(lowering_platforms=(platform,)).as_text()
-    (pool,) = set(re.findall(rf"tensor<(?:\d+x)*{PAGES}x[^>]*>", text))
-    donated = rf"{re.escape(pool)} {{[^%]*tf.aliasing_output"
-    assert len(re.findall(donated, text)) == 1
+def test_no_program_holds_logits_of_all_tokens_or_a_second_pool(monkeypatch):
+    """Show that beside embedding and head no array is as wide as the vocabulary, that the only one
+    of so many pages is the pool, and that its memory is given back."""
+    programs, head = traced(WIDE, monkeypatch, PAGES)
+    for platform in ("cuda", "tpu"):
+        extend, labels = (
+            program.lower(lowering_platforms=(platform,)).as_text()
+            for program in (programs.extend, programs.labels)
+        )
+        for text in (extend, labels):
+            wide = set(re.findall(rf"tensor<(?:\d+x)*{WIDE}x[^>]*>", text))
+            assert wide == {f"tensor<{WIDE}x{head.shape[1]}xbf16>"}
+        (pool,) = set(re.findall(rf"tensor<(?:\d+x)*{PAGES}x[^>]*>", extend))
+        assert len(re.findall(rf"{re.escape(pool)} {{[^%]*tf.aliasing_output", extend)) == 1
 
 
-@pytest.mark.parametrize(("vocab", "pages"), [(4 * WIDE, 16), (WIDE, PAGES)])
-def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch, vocab, pages):
+def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch):
     """XLA tells the memory for this CPU, in float32: bfloat16 it reads from a copy as integers."""
     from gpuscore.backends.jax.programs import XLA_OPTIONS
 
     temporary_bytes, options = [], XLA_OPTIONS
-    for sizes in ((WIDE, 16), (vocab, pages)):
+    for sizes in ((WIDE, 16), (4 * WIDE, PAGES)):
         programs, _ = traced(sizes[0], monkeypatch, sizes[1], "float32")
         taken = [
             program.lower().compile(options).memory_analysis().temp_size_in_bytes

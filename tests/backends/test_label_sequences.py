@@ -65,8 +65,7 @@ def test_as_transformers(tiny_model, family, rng, max_batch_tokens):
     items = [random_ids(rng, n) for n in (1, 2, 20, 41)]
     with Scorer(str(directory), max_batch_tokens=max_batch_tokens) as scorer:
         cold = check(model, scorer, query, items)
-        for some in (items[:1], items[-1:]):
-            check(model, scorer, query, some)
+        check(model, scorer, query, items[-1:])
         warm = check(model, scorer, query, items)
         assert warm.cached_tokens > cold.cached_tokens
         check(model, scorer, query, items, item_first=True)

@@ -49,7 +49,7 @@ SAME_BITS = {"deterministic": True}
 )
 def test_neighbours_of_a_poisoned_request(family, kind, options, tiny_model, tmp_path):
     directory = poisoned(tiny_model(family)[0], tmp_path / "model", kind)
-    how = {"device": "cpu", "dtype": "float32", "max_batch_tokens": 512, "kv_cache_size": 2**23}
+    how = {"device": "cpu", "dtype": "float32", "max_batch_tokens": 64, "kv_cache_size": 2**23}
     check_neighbours(ModelConfig(str(directory), **how | options))
 
 
@@ -57,7 +57,8 @@ def test_neighbours_of_a_poisoned_request(family, kind, options, tiny_model, tmp
 def test_only_the_poisoned_request_fails(backend, tiny_model, tmp_path):
     """This holds, too, for requests that begin alike and come one after the other."""
     directory = poisoned(tiny_model("qwen3")[0], tmp_path / "model", "v")
-    config = ModelConfig(str(directory), backend=backend, dtype="float32", device="cpu")
+    how = {"dtype": "float32", "device": "cpu", "max_batch_tokens": 64}
+    config = ModelConfig(str(directory), backend=backend, **how)
     made = create_backend(plan_backend(directory, config))
     try:
         runner, page, rng = Runner(made), made.limits.page_size, np.random.default_rng(0)

@@ -66,7 +66,7 @@ def card_rewards(prm, text):
 def test_rewards_of_steps(prm, backend):
     """Without any field of the request: the family is known by the architecture."""
     items = [f"{STEP_TOKEN.join(steps)}{STEP_TOKEN}<|im_end|>\n" for steps in ANSWERS]
-    with Scorer(str(prm[0]), backend=backend, dtype="float32", max_batch_tokens=100) as scorer:
+    with Scorer(str(prm[0]), backend=backend, dtype="float32", max_batch_tokens=64) as scorer:
         got = scorer.score(QUERY, items, label_token_ids=[0, 1])
         with pytest.raises(InvalidRequest, match="token 0 of the query is the extraction token"):
             scorer.score(STEP_TOKEN + QUERY, items, label_token_ids=[1])
@@ -124,7 +124,8 @@ def check_last_tokens(directory, model, backend):
     rng = np.random.default_rng(1)
     query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (1, 30)]
     labels = list(range(2 if "prm" in directory.name else 3))
-    with Scorer(str(directory), backend=backend, dtype="float32", family="none") as scorer:
+    how = {"dtype": "float32", "family": "none", "max_batch_tokens": 64}
+    with Scorer(str(directory), backend=backend, **how) as scorer:
         got = scorer.score(query, items, label_token_ids=labels, logits=True, logprobs=True)
     with torch.no_grad():
         expected = torch.stack([model(torch.tensor([query + i])).logits[0, -1] for i in items])

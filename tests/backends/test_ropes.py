@@ -43,7 +43,7 @@ def scores(directory, backend):
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [*((name, "torch") for name in ROWS), ("plain", "jax"), ("truncate", "jax")],
+    [*((name, "torch") for name in ROWS), ("truncate", "jax")],
 )
 def test_yarn(tmp_path, name, backend):
     rope = {key: value for key, value in (YARN | ROWS[name]).items() if value is not None}

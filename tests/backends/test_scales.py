@@ -75,6 +75,7 @@ def test_checkpoints_of_the_libraries_are_accepted(name):
 def test_such_a_checkpoint_is_not_served(changed, backend, caplog):
     directory = changed(swapped("mlp.down_proj"))
     options = {"device": "cpu", "backend": backend, "quantization": "w8a16"}
+    options |= {"max_batch_tokens": 64}
     with pytest.raises(ConfigError, match="fit the scales of .*--allow-degenerate"):
         Scorer(str(directory), **options)
     with Scorer(str(directory), allow_degenerate=True, **options):

@@ -32,6 +32,7 @@ OTHERS = [
 
 def start(tiny_model, family, dtype, **options):
     directory, _ = tiny_model(family)
+    options = {"max_batch_tokens": 64} | options
     config = ModelConfig(str(directory), device="cpu", dtype=dtype, **options)
     create_backend(plan_backend(directory, config)).close()
 
@@ -44,7 +45,7 @@ def test_what_is_right_is_accepted(tiny_model, family, dtype):
 @pytest.mark.parametrize(
     "options",
     [
-        {"deterministic": True},
+        {"deterministic": True, "max_batch_tokens": 128},
         *slow(
             {"compile": "on"},
             {"max_batch_tokens": 16, "max_model_len": 8},
@@ -211,7 +212,8 @@ def test_the_batches_hold_every_layout():
 def check_jax(tiny_model):
     def run(family="qwen3", dtype="float32"):
         directory, _ = tiny_model(family)
-        config = ModelConfig(str(directory), backend="jax", dtype=dtype, max_model_len=256)
+        sizes = {"max_model_len": 256, "max_batch_tokens": 512}
+        config = ModelConfig(str(directory), backend="jax", dtype=dtype, **sizes)
         backend = create_backend(plan_backend(directory, config))
         try:
             backend.check_start()

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -18,8 +19,8 @@ from gpuscore import Scorer
 from gpuscore.commands.cli import main
 from gpuscore.measure.bundle import read_bundle, write_bundle
 from gpuscore.measure.targets import started
+from support import programs
 from support.known_answers import scores
-from support.programs import COMMAND
 from support.serving import QUICK, serving
 
 LEAST = ("--minutes", "0.001", "--scale", "0.002", "--bench-seed", "5")
@@ -27,6 +28,13 @@ LEAST = ("--minutes", "0.001", "--scale", "0.002", "--bench-seed", "5")
 
 @pytest.fixture(scope="module")
 def server():
+    """A server that refuses requests of 500 items."""
+    with serving("demo", *QUICK, "--no-log-requests", "--max-items", "100") as running:
+        yield running
+
+
+@pytest.fixture
+def generous():
     with serving("demo", *QUICK, "--no-log-requests") as running:
         yield running
 
@@ -48,11 +56,11 @@ def run(tmp_path, *words, code=0):
 
 
 @pytest.mark.slow
-def test_all_ways_of_a_server(server, tmp_path, capsys):
+def test_all_ways_of_a_server(generous, tmp_path, capsys):
     page = tmp_path / "page.html"
     names = "rerank,latency,poisson"
     words = ("--scenario", names, "--rate", "50%", "--report", page)
-    bundle, rows = run(tmp_path, "--url", server.url, *words)
+    bundle, rows = run(tmp_path, "--url", generous.url, *words)
     printed = capsys.readouterr().out
     assert {way for scenario, way in rows if scenario == "rerank"} == {
         "packed",
@@ -66,7 +74,7 @@ def test_all_ways_of_a_server(server, tmp_path, capsys):
     assert "over sequential" in printed
     assert "rerank, " not in printed
     assert "packed" in printed
-    assert f"single, {server.url}: 4 of 500 requests" in printed
+    assert f"single, {generous.url}: 4 of 500 requests" in printed
     ((name, poisson),) = [(way, row) for (scenario, way), row in rows.items() if "Poisson" in way]
     assert name.startswith("Poisson ")
     total = round(120 * float(name.removeprefix("Poisson ").removesuffix("/s")))
@@ -98,6 +106,7 @@ def test_the_sample_is_judged_by_the_oracle_too(sampled, tmp_path, monkeypatch, 
     bundle = read_bundle(shutil.copy(sampled, Path("found.json")))
     record = ["parity", "record", "demo", "--dtype", "float32", *QUICK]
     assert main([*record, "--workload", "bench", "--oracle", "-o", "right"]) == 0
+    monkeypatch.setattr("gpuscore.measure.workload.QUERIES", 2)
     assert main([*record, "--workload", "quick", "-o", "other"]) == 0
     files = ["bench", "compare", "found.json"]
     capsys.readouterr()
@@ -160,10 +169,9 @@ def test_another_models_scores_are_told(answering, tmp_path, capsys):
     assert f"{urls[1]} DIFFERS from {urls[0]}: absolute" in capsys.readouterr().out
 
 
-def test_a_refusal_stands_in_its_row_in_the_servers_words(tmp_path):
-    with serving("demo", *QUICK, "--no-log-requests", "--max-items", "100") as small:
-        words = ("--scenario", "rerank-short,latency")
-        _, rows = run(tmp_path, "--url", small.url, *words, code=1)
+def test_a_refusal_stands_in_its_row_in_the_servers_words(server, tmp_path):
+    words = ("--scenario", "rerank-short,latency")
+    _, rows = run(tmp_path, "--url", server.url, *words, code=1)
     assert "status 400: 500 items" in rows["rerank-short", "warm"].error
     assert rows["latency", "scoring"].error is None
 
@@ -177,11 +185,11 @@ def test_a_server_that_dies_in_the_middle(answering, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupt_keeps_what_was_measured(server, tmp_path):
+def test_an_interrupt_keeps_what_was_measured(generous, tmp_path):
     path = tmp_path / "found.json"
     words = ["--scenario", "latency,rerank", "--minutes", "9", "--output", str(path)]
     process = subprocess.Popen(
-        [COMMAND, "bench", "--url", server.url, *words],
+        [programs.COMMAND, "bench", "--url", generous.url, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -213,7 +221,7 @@ def test_an_interrupt_keeps_what_was_measured(server, tmp_path):
         (["--url", "http://x:port"], "--url http://x:port: Invalid port", 2),
         (["--model", "demo", "--scenario", "a"], "--scenario a: there are rerank", 2),
         (["--serve", "--x", "--url", "http://127.0.0.1:9"], "needs --model", 2),
-        (["--model", "no such!", "--scenario", "latency"], "did not start: MODEL no such!", 78),
+        (["--serve", "--threads=0", "--model", "demo"], "did not start: --threads must be", 78),
         (["--model", "demo", "--input", "/no/such"], "--input /no/such", 2),
     ],
 )
@@ -225,8 +233,13 @@ def test_what_cannot_be_run_is_told_in_one_line(words, said, code, capsys):
     assert error.count("\n") == 1
 
 
-def test_a_server_that_it_starts_has_the_time_that_the_client_waits():
-    items = [[i % 400, i // 400, *[3] * 18] for i in range(3000)]
+def test_a_server_that_it_starts_has_the_time_that_the_client_waits(monkeypatch):
+    def start(command, text, **streams):
+        assert command[:2] == [sys.executable, "-m"]
+        return programs.start(command[2], command[3:], **streams)
+
+    monkeypatch.setattr("gpuscore.measure.targets.subprocess.Popen", start)
+    items = [[i % 400, i // 400, *[3] * 18] for i in range(1200)]
     body = {"query": [1, 2], "items": items, "label_token_ids": [4]}
     with started("demo", " ".join(QUICK), patience=0.1) as url:
         answer = httpx.post(f"{url}/v1/score", json=body, timeout=60)

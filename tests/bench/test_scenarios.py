@@ -57,8 +57,12 @@ def test_a_default_server_admits_as_many_as_are_in_flight():
     ],
 )
 def test_lengths_are_those_of_the_reports(name, mode, count, query, items, item):
-    drawn = requests(name, mode)
-    assert len(drawn) == count
+    scenario = SCENARIOS[name]
+    (chosen,) = [candidate for candidate in scenario.modes if candidate.name == mode]
+    assert chosen.sent == chosen.requests == count
+    (some,) = [few for few in scenario.scaled(0.02).modes if few.name == mode]
+    drawn = Draws(1, VOCAB).requests(scenario, some, 0)
+    assert len(drawn) == some.sent
     assert {len(request.query) for request in drawn} == {query}
     assert len(drawn[0].items) == items
     assert {len(ids) for request in drawn for ids in request.items} == {item}

@@ -269,10 +269,10 @@ def test_requests_for_several_rows_of_a_text(tmp_path):
     ]
     source, output = write_jsonl(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     asked = ["--requests", "--input", str(source), "--output", str(output)]
-    assert main(["batch", "demo", *asked, *QUICK]) == 0
+    assert programs.run("batch", "demo", *asked, *QUICK).returncode == 0
     scored, completed = (line["response"]["body"] for line in read_jsonl(output))
     (token,) = encoder().plain_ids(".\n").tolist()
-    with Scorer("demo", threads=1) as scorer:
+    with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         rows = scorer.score(query, items, labels=["yes", "no"], extraction_token_id=token)
         after = scorer.logprobs(prompt, ids)
     assert [*map(len, scored["scores"])] == np.diff(rows.offsets).tolist() == [2, 1]

@@ -227,13 +227,13 @@ def test_a_request_that_does_not_hold_together():
     with pytest.raises(ValueError, match="do not add up to the labels"):
         replace(request, label_ids=request.label_ids[::-1])
     ids, read = request.item_ids[0], request.readouts
-    with pytest.raises(ValueError, match="rows for each item"):
+    with pytest.raises(ValueError, match="an entry for the query"):
         replace(request, readouts=Readouts.of(read.rows[1:]))
     with pytest.raises(ValueError, match="21 top tokens"):
         replace(request, num_top=21)
     for places in ([0, 1, 3], [1, 0, 2], [0, 0, 1], [-1, 0, 1], [0, 1]):
         rows = Rows(np.array(places, np.int32), read.counts[1])
-        with pytest.raises(ValueError, match="different tokens, in order"):
+        with pytest.raises(ValueError, match="ascending order"):
             replace(request, readouts=Readouts.of([read.rows[0], rows, read.rows[2]]))
     assert replace(request, query_ids=ids).num_rows == 7
     with_query = Readouts.every(request.item_ids, ids)

@@ -35,11 +35,6 @@ class Series:
         return self._values[label]
 
 
-def of_pandas(values):
-    pandas = pytest.importorskip("pandas")
-    return pandas.Series(list(values), index=range(7, 7 + len(values)))
-
-
 def objects(values):
     made = np.empty(len(values), dtype=object)
     made[:] = list(values)
@@ -55,7 +50,6 @@ LISTS = {
     "values of a dict": lambda values: dict(enumerate(values)).values(),
     "objects": objects,
     "labelled": Series,
-    "Series of pandas": of_pandas,
 }
 OF_TEXTS = LISTS | {"array": np.array}
 OF_IDS = LISTS | {

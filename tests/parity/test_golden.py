@@ -29,8 +29,9 @@ def said(verdicts):
     ],
 )
 def test_a_backend_scores_as_before(backend, dtype):
-    threads = {"threads": 1} if backend == "torch" else {}
-    config = ModelConfig(str(DEMO), backend=backend, device="cpu", dtype=dtype, **threads)
+    more = {"threads": 1} if backend == "torch" else {}
+    more["max_batch_tokens"] = 512
+    config = ModelConfig(str(DEMO), backend=backend, device="cpu", dtype=dtype, **more)
     run = run_workload(config, plan_backend(DEMO, config), golden("torch-float32").workload)
     verdicts = judged(run)
     assert {verdict.gate for verdict in verdicts} >= {"rank", "packing"}

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from gpuscore.backends.torch import decoder
 from gpuscore.commands.cli import main
 from gpuscore.engine import jobs
 from gpuscore.measure import arguments
@@ -77,13 +76,6 @@ def item_positions_are_shifted(monkeypatch):
     monkeypatch.setattr(jobs, "pack_columns", shifted)
 
 
-def positions_of_the_decoder_are_stretched(monkeypatch):
-    """Stretch all positions: shifting all of them equally changes nothing, since the rotary
-    embedding is relative."""
-    tables = decoder.rotary_tables
-    monkeypatch.setattr(decoder, "rotary_tables", lambda p, **f: tables(p + p // 20, **f))
-
-
 def items_differ_with_their_company(monkeypatch):
     pack = jobs.pack_columns
 
@@ -100,7 +92,6 @@ def items_differ_with_their_company(monkeypatch):
     ("plant", "gates"),
     [
         (item_positions_are_shifted, ("float32", "rank")),
-        (positions_of_the_decoder_are_stretched, ("float32", "rank")),
         (items_differ_with_their_company, ("float32", "packing")),
     ],
 )

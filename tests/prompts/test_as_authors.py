@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
+from gpuscore.backends.common.start_check import Tree
 from gpuscore.config import RequestLimits
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
@@ -17,9 +18,20 @@ from support.connections import connected
 from support.families import ids_of
 from support.family_models import CASES, FOLDER, GUARDS, SCORED, digest, make_directory, pairs
 from support.serving import serving
+from support.slow import slow
 
 LIMITS = BackendLimits(4096, 16, 4000, 2000, 151_936)
 ONE_CLASS = BackendLimits(4096, 16, 4000, 2000, 151_936, classes=("reward",))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_starts():
+    """Check a start by short requests: every row has logits of a large vocabulary."""
+    short = Tree((5, 1, 3, 2), (-1, 0, 0, 0)), Tree((4, 2), (-1, 0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuscore.backends.torch.backend.TREES", short)
+        patch.setattr("gpuscore.backends.common.start_check.CHUNK", 2)
+        yield
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -36,17 +48,18 @@ def queries_of(name):
     return [(None if alone and i % 2 else q, d) for i, (q, d) in enumerate(pairs())]
 
 
-def test_the_ids_of_the_authors_code(case):
+@pytest.mark.parametrize("count", [100, *slow(300)])
+def test_the_ids_of_the_authors_code(case, count):
     name, directory, answers = case
     wanted = CASES[name].family or name
     files = ModelFiles.read(directory, wanted, [directory.name])
     family = files.prompts(ONE_CLASS if CASES[name].head else LIMITS, RequestLimits()).family
-    got = [ids_of(family.build(RerankInput(q, [d])))[0] for q, d in queries_of(name)]
+    got = [ids_of(family.build(RerankInput(q, [d])))[0] for q, d in queries_of(name)[:count]]
     assert files.encoder.text(got[0]) == answers["prompt"]
     assert got[: len(answers["ids"])] == answers["ids"]
     wrong = [
         pair
-        for pair, ids, known in zip(pairs(), got, answers["digests"].split(), strict=True)
+        for pair, ids, known in zip(pairs(), got, answers["digests"].split(), strict=False)
         if digest(ids) != known
     ]
     assert not wrong, f"{len(wrong)} pairs have other ids, such as {wrong[:3]}"

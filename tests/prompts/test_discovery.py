@@ -1,6 +1,7 @@
 """Promise: each model directory is recognised as the right family, with the right formula."""
 
 import json
+import shutil
 from dataclasses import fields
 
 import numpy as np
@@ -19,7 +20,6 @@ from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
-from support.models import make_model
 
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)
 
@@ -285,9 +285,12 @@ def test_half_of_the_files(tmp_path):
         ("zerank-2", {"tokens": ["no", "yes"], "method": "from_2_way_softmax"}, None),
     ],
 )
-def test_a_classifier_that_vllm_makes_of_the_causal_head(tmp_path, name, fields, family):
+def test_a_classifier_that_vllm_makes_of_the_causal_head(
+    tmp_path, tiny_model, name, fields, family
+):
     """config.json names a classifier, and the weights have the head of a language model."""
-    model = make_model(tmp_path, "qwen3")
+    directory, model = tiny_model("qwen3")
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     own = {key: value for key, value in fields.items() if key != "tokens"}
     config = json.loads((tmp_path / "config.json").read_text()) | own
     config |= {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}
@@ -300,7 +303,7 @@ def test_a_classifier_that_vllm_makes_of_the_causal_head(tmp_path, name, fields,
             find_family("auto", tmp_path, [name], QWEN_SPECIALS, head)
         return
     assert find_family("auto", tmp_path, [name], QWEN_SPECIALS, head) is family
-    with Scorer(str(tmp_path), dtype="float32", family="none") as scorer:
+    with Scorer(str(tmp_path), dtype="float32", family="none", max_batch_tokens=64) as scorer:
         answer = scorer.score([], [[5, 9, 3]], label_token_ids=[7, 8], logits=True)
     expected = model(torch.tensor([[5, 9, 3]])).logits[0, -1, [7, 8]].detach().numpy()
     np.testing.assert_allclose(answer.logits[0], expected, atol=1e-4)

@@ -13,7 +13,7 @@ from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import InvalidRequest, Overloaded, UnsupportedMediaType
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.bodies import PIECE, unpacker
-from gpuscore.server.http.admission import Admission, Visit
+from gpuscore.server.http.admission import Admission, AdmittedRequest
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from support.connections import Connection, check_error, post
@@ -133,14 +133,14 @@ def test_unpacked_bytes_count_until_the_request_ends():
     model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queued_bytes=1000)
     admission = Admission(ScoringService([model]), config)
-    visit, other = Visit("a"), Visit("a")
-    admission.add(visit, 10)
-    admission.add(visit, 600)
-    assert (admission.bytes, visit.size) == (610, 610)
+    first, other = AdmittedRequest("a"), AdmittedRequest("a")
+    admission.add(first, 10)
+    admission.add(first, 600)
+    assert (admission.bytes, first.size) == (610, 610)
     admission.add(other, 10)
     with pytest.raises(Overloaded, match="bodies and answers of 610 bytes"):
         admission.add(other, 400)
-    admission.leave(visit)
+    admission.leave(first)
     admission.add(other, 400)
     admission.leave(other)
     assert admission.bytes == 0

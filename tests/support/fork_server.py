@@ -30,9 +30,9 @@ from typing import Any, NoReturn
 VARIABLE = "TESTS_FORK_SERVER"  # the socket's path, in the environment of the forks
 PROGRAMS = (
     "support.forked_program,gpuscore.commands.cli,gpuscore.server.run,gpuscore.processes.worker.child,"
-    "gpuscore.backends.torch.backend"
+    "gpuscore.commands.bulk.command,gpuscore.backends.torch.backend,numpy.random,numpy.ma"
 )
-WORKERS = f"support.models,jax,gpuscore.client,{PROGRAMS}"
+WORKERS = f"support.models,gpuscore.backends.jax.backend,gpuscore.client,{PROGRAMS}"
 
 
 class ForkServer:

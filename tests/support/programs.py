@@ -80,6 +80,17 @@ class ForkedProgram:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def __enter__(self) -> "ForkedProgram":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.stdout is not None:
+            self.stdout.close()
+        self.wait()
+
 
 def _stream(stream: Stream) -> tuple[IO[str] | None, int]:
     """Return the reader of a pipe, if one is asked for, and the program's descriptor."""

@@ -81,7 +81,7 @@ def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 1000
 
     Args:
         raw: the configuration.
-        layer_type: which entry of `rope_parameters` to read, if it has one for each layer type.
+        layer_type: the entry of `rope_parameters` to read, if there is one for each layer type.
         theta: the architecture's default for `rope_theta`.
 
     Raises:

@@ -179,10 +179,10 @@ class TorchBackend:
             self._set_up()
 
     def extend(self, batch: PackedBatch) -> Launched:
-        work = partial(translate_errors, lambda: self.launcher.launch(batch), self.device)
-        # While another batch is in flight the device has work, and the caller a next batch to plan.
-        here = not self._uncollected and self.launcher.is_quick(batch)
-        pending: Launched = self._thread.do(work) if here else self._thread.submit(work)
+        task = partial(translate_errors, lambda: self.launcher.launch(batch), self.device)
+        # While another batch is in flight, the device is busy and the caller can plan the next one.
+        at_once = not self._uncollected and self.launcher.is_quick(batch)
+        pending: Launched = self._thread.do(task) if at_once else self._thread.submit(task)
         self._uncollected.add(pending)
         return pending
 

@@ -23,7 +23,8 @@ import numpy as np
 from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack
 
 SMALLEST = 32  # tokens
-FINE_FROM, FINE_STEP = 128, 8  # tokens
+FINE_FROM = 128  # tokens
+FINE_STEP = 8  # tokens
 MANY_FROM = 500  # tokens
 FEW = 16  # query tiles, and scored rows, of the smallest bucket
 TILES_STEP = 4
@@ -42,7 +43,7 @@ class Bucket(NamedTuple):
 
 
 def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
-    """All buckets for batches of up to `most_tokens` tokens, sorted; none if that is 0."""
+    """Return all buckets for batches of up to `most_tokens` tokens, sorted; none if that is 0."""
     return [
         Bucket(tokens, tiles, scored)
         for tokens in _tokens(most_tokens)
@@ -60,7 +61,7 @@ def find_bucket(buckets: list[Bucket], sizes: Bucket) -> Bucket | None:
 
 
 def _tokens(most: int) -> list[int]:
-    """32, 48, 64, 96, 128, 144, 160, 176, 200, ..., and `most` itself."""
+    """Return 32, 48, 64, 96, 128, 144, 160, 176, 200, ..., and `most` itself."""
     sizes = []
     size = SMALLEST
     while size < most:
@@ -70,17 +71,13 @@ def _tokens(most: int) -> list[int]:
 
 
 def _next(size: int) -> int:
-    """The next larger number of tokens that has a bucket, whatever the largest batch is."""
+    """Return the next larger number of tokens that has a bucket, if batches may be so large."""
     if size >= FINE_FROM:
-        # A batch that has just outgrown `size` has the most padding.
-        most = 100 * (size + 1) // (100 - _most_padding(size))
+        # A batch that is one token too large for `size` has the most padding: this per cent.
+        padding = 12 if size < MANY_FROM else 8
+        most = 100 * (size + 1) // (100 - padding)
         return most // FINE_STEP * FINE_STEP
     return size + (1 << (size.bit_length() - 2))  # by a half or a third, to 2**n or 1.5 * 2**n
-
-
-def _most_padding(tokens: int) -> int:
-    """Return the most padding that a batch over `tokens` tokens gets, in per cent of its bucket."""
-    return 12 if tokens < MANY_FROM else 8
 
 
 def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
@@ -105,7 +102,7 @@ def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
 
 
 def _tiles(first: int, last: int) -> list[int]:
-    """first, first * TILES_STEP, ... and `last`."""
+    """Return first, first * TILES_STEP, ... and `last`."""
     sizes = []
     while first < last:
         sizes.append(first)

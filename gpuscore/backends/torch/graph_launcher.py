@@ -1,13 +1,13 @@
 """Forward passes with one copy in and one copy out; small batches run as CUDA graphs.
 
-Launching some 300 kernels one by one takes the host several milliseconds. A large batch hides that
-time, a small one does not. A graph launches them all at once, and reads the same memory as when it
-was captured. So the whole batch, tile tables included, is written as int32 words into one buffer,
-in an order that depends on the batch's sizes only, and a batch is padded to the next larger sizes
-that have a graph (`buckets`). Padding is never attended to, stored or scored.
+Launching about 300 kernels one by one takes the host several milliseconds. A large batch hides that
+time, a small one does not. A CUDA graph launches all of them at once, but always reads the same
+memory. So a batch, with its tile tables, is written as int32 words into one buffer, in an order
+that depends on the batch's sizes only. It is padded to the next larger sizes that have a graph
+(`buckets`). Padding is never attended to, stored or scored.
 
-While the device runs one batch, the next is planned and queued (`queues`). Only the function that
-`launch` returns waits for the device.
+While the device runs one batch, the next one is planned and queued (`queues`). Only the function
+that `launch` returns waits for the device.
 """
 
 from collections.abc import Iterable
@@ -43,28 +43,28 @@ from gpuscore_kernels.launch import next_power_of_two
 if TYPE_CHECKING:  # it needs Triton
     from gpuscore.backends.torch.attention.fa4 import HopperAttention
 
-# Takes its tables from words; only itself knows what they hold.
+# An attention backend whose tables are int32 words in the buffer; only it knows their meaning.
 TableAttention: TypeAlias = "TritonAttention | HopperAttention"
 GRAPH_WORDS = 2**20  # the most words of a batch that runs as a graph
-IN_FLIGHT = 2  # batches: one runs, the next is queued
+IN_FLIGHT = 2  # batches at a time: one runs, the next is queued
 
 
 @dataclass(slots=True)
 class Buffers:
-    """Memory of one batch that was launched and not collected."""
+    """Host memory of one batch from its launch until it is collected."""
 
     host: Tensor  # int32
-    words: Int32Array  # of `host`
-    answer: Tensor  # float32, on the host
+    words: Int32Array  # a view of `host`
+    answer: Tensor  # float32
 
 
 class GraphLauncher(Launcher):
-    """Forward passes of one model over one pool, with kernels of Triton's.
+    """Forward passes of one model over one pool, with Triton kernels.
 
     Args:
-        decoder: uses Triton's kernels and computes all rows at once.
-        attention: over the pool of keys and values.
-        linear: linear layers, if the model has any.
+        decoder: a decoder with Triton kernels that computes all rows at once.
+        attention: attention over the pool of keys and values.
+        linear: the linear layers, if the model has any.
         queue: the device's queue of copies and launches.
         graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
@@ -95,7 +95,7 @@ class GraphLauncher(Launcher):
             )
             for bucket in self.buckets
         }
-        # Of all batches: one's are uploaded after the batch before has run.
+        # All batches share these words: a batch is uploaded after the one before has run.
         self._words = self._device_words(GRAPH_WORDS)
         weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
@@ -104,24 +104,24 @@ class GraphLauncher(Launcher):
 
     @torch.inference_mode()
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
-        """Allocate the buffers of all batches in flight, each as large as the largest of these.
+        """Allocate the buffers of all batches in flight, large enough for each of `batches`.
 
-        Pinning memory later would wait for the device.
+        This is done at start, because pinning memory waits for the device.
         """
         words = answers = 0
         for batch in batches:
             words = max(words, self._plan(batch).num_words)
-            of_rows = (1 + 2 * batch.num_top) * len(batch.score_rows)
-            answers = max(answers, len(batch.label_token_ids) + of_rows)
+            statistics = (1 + 2 * batch.num_top) * len(batch.score_rows)
+            answers = max(answers, len(batch.label_token_ids) + statistics)
         for _ in range(IN_FLIGHT):
             self._free.append(self._make_buffers(words, answers))
 
     @torch.inference_mode()
     def capture(self) -> int:
-        """Capture all graphs, the largest first, because the others can reuse its memory.
+        """Capture all graphs that are missing, the largest first: the others can reuse its memory.
 
-        No graph is captured twice: its first capture would be destroyed while other graphs live
-        (`Queue.capture`).
+        No graph is captured twice, because its first capture would be destroyed while other graphs
+        exist (`Queue.capture`). Return how many were captured.
         """
         missing = [bucket for bucket in reversed(self.buckets) if bucket not in self._graphs]
         for bucket in missing:
@@ -190,9 +190,9 @@ class GraphLauncher(Launcher):
         return buffers
 
     def _reclaim(self, buffers: Buffers) -> None:
-        """Hand back the buffers of a batch that failed, once nothing that it has queued uses them.
+        """Wait until nothing uses the buffers of a failed batch, and keep them for the next one.
 
-        Otherwise the next batch would pin new ones.
+        Otherwise the next batch would pin new buffers.
         """
         self.queue.wait()
         self._free.append(buffers)
@@ -206,7 +206,7 @@ class GraphLauncher(Launcher):
         return torch.empty(count, dtype=torch.int32, device=self.queue.device)
 
     def _capture(self, bucket: Bucket) -> None:
-        """Capture a graph, and compare its first replay with the launches it was captured from."""
+        """Capture a graph, and compare its first replay with kernels launched one by one."""
         places = self._places_of[bucket]
         scored = self._write_known(bucket, places)
 
@@ -234,13 +234,13 @@ class GraphLauncher(Launcher):
         return len(batch.score_rows)
 
     def _forward(self, places: Places, words: Tensor) -> Tensor:
-        """Return hidden states of the scored rows after the final norm."""
+        """Return the hidden states of the scored rows after the final norm."""
         token_ids, positions, slots, scored, counts, *states = places.arrays.views(words)
         attention = self.attention.on_device(places.tables, words)
-        nothing = words[:0]
+        empty = words[:0]
         context = ForwardContext(
             attention,
-            KeptRows(self.pool, nothing, nothing, slots, read=attention.read),
+            KeptRows(self.pool, empty, empty, slots, read=attention.read),
             None if self.linear is None else self.linear.planned(states),
             num_tokens=counts[:1],
             num_scored=counts[1:],
@@ -260,7 +260,7 @@ class GraphLauncher(Launcher):
         cap = self.decoder.config.final_softcap
         rows, label_ids, statistics_rows = head.views(words)
         parts = [label_logits(hidden, weight, rows, label_ids, softcap=cap, impl="triton")]
-        if statistics_rows.shape[0]:  # a tensor's `len` is a function in Python
+        if statistics_rows.shape[0]:  # `len` of a tensor is slower
             lse, top_ids, top_logits = vocab_statistics(
                 hidden, weight, statistics_rows, num_top=batch.num_top, softcap=cap, impl="triton"
             )
@@ -274,7 +274,7 @@ class GraphLauncher(Launcher):
         received = buffers.answer[: ends[-1]]
         wait = self.queue.download(answer, received)
 
-        def finish() -> RowScores:  # holds no device memory: the next batch may take it
+        def finish() -> RowScores:  # it keeps no device memory, which the next batch may take
             wait()
             try:
                 values = received.numpy().copy()
@@ -289,19 +289,19 @@ class GraphLauncher(Launcher):
 
 
 def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
-    """Raise ConfigError if a CUDA graph computed other numbers than the launches it repeats.
+    """Raise ConfigError if a CUDA graph computed other numbers than single launches.
 
     Args:
-        tokens: number that the graph holds, for the error.
+        tokens: the tokens of the graph, for the error.
         replayed, launched: hidden states of the same rows, [M, hidden].
     """
-    # What overflows in a number format, with random tokens, is a zero on both sides.
+    # Random tokens may overflow in half precision: these numbers count as zeros on both sides.
     finite = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (replayed, launched))
     error = relative_error(*finite)
     tolerance = TOLERANCE[launched.dtype]
     if not error <= tolerance:
         raise ConfigError(
-            f"the CUDA graph for {tokens} tokens computes something else than the same kernels "
-            f"launched one by one: the relative error is {error:.1e}, allowed {tolerance:.0e}; "
-            f"choose --cuda-graph-tokens 0"
+            f"the CUDA graph for {tokens} tokens does not compute the same as its kernels launched "
+            f"one by one: the relative error is {error:.1e} (allowed: {tolerance:.0e}); choose "
+            f"--cuda-graph-tokens 0"
         )

@@ -158,11 +158,11 @@ class Replicas:
             inners = self._replicas[number].score_all([flight.request for flight in group])
             for flight, inner in zip(group, inners, strict=True):
                 flight.inner = inner
-                inner.add_done_callback(partial(self._done, flight, number))
+                inner.add_done_callback(partial(self._on_done, flight, number))
                 if flight.future.done():  # it was cancelled in the meantime
                     inner.cancel()
 
-    def _done(self, flight: _Flight, number: int, inner: "Future[ScoreResult]") -> None:
+    def _on_done(self, flight: _Flight, number: int, inner: "Future[ScoreResult]") -> None:
         """Take an answer. The replica's thread calls this."""
         with self._lock:
             self.tokens[number] -= flight.request.num_tokens

@@ -121,10 +121,10 @@ class _Worker:
         futures = self._engine.score_all(list(requests.values()))
         for id, future in zip(requests, futures, strict=True):
             self._futures[id] = future
-            future.add_done_callback(partial(self._done, id))
+            future.add_done_callback(partial(self._on_done, id))
         self._send_answers()  # of futures that were done before their callback was added
 
-    def _done(self, id: int, future: "Future[ScoreResult]") -> None:
+    def _on_done(self, id: int, future: "Future[ScoreResult]") -> None:
         """Note a done future; called in the engine's thread or from `_score`."""
         del self._futures[id]
         if not future.cancelled():

@@ -136,7 +136,7 @@ class EngineClient:
         messages = map(Score, ids, requests)
         pipe.put(*(partial(encode, message) for message in messages), now=alone)
         for id, future in zip(ids, futures, strict=True):
-            future.add_done_callback(partial(self._forget, id, pipe))
+            future.add_done_callback(partial(self._on_done, id, pipe))
         return futures
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class EngineClient:
         self._closing.set()
         self._thread.join()
 
-    def _forget(self, id: int, pipe: Pipe, future: "Future[ScoreResult]") -> None:
+    def _on_done(self, id: int, pipe: Pipe, future: "Future[ScoreResult]") -> None:
         with self._lock:
             self._waiting.pop(id, None)
         if future.cancelled():
@@ -203,7 +203,7 @@ class EngineClient:
         except (_Lost, ProtocolError, EOFError) as error:
             reason = str(error)  # none of an EOFError: it will exit soon
         finally:
-            self._lost()
+            self._child_lost()
             ended = process.end()
         return reason or ended
 
@@ -274,7 +274,7 @@ class EngineClient:
             check_result(answer.result, request) if isinstance(answer, Result) else answer.error(),
         )
 
-    def _lost(self) -> None:
+    def _child_lost(self) -> None:
         """Note that there is no child, which will send no further answers."""
         with self._lock:
             self._pipe = None

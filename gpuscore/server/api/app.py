@@ -49,14 +49,21 @@ def create_app(
             methods=["POST"],
             summary=dialect.summary,
             description=dialect.description,
-            openapi_extra=openapi_of(dialect.bodies, dialect.answers, dialect.example),
         )
     add_probes(app, service)
     add_pages(app, service, aliases)
     add_metrics(app, operations)
     longest = int(config.request_timeout * 1000)
     plain = app.openapi
-    described = cache(lambda: complete(plain(), bool(keys), longest, aliases))
+
+    @cache
+    def described() -> dict[str, Any]:
+        for route in app.routes:  # only now, because it takes longer than the rest of a start
+            if isinstance(route, PlainRoute) and (dialect := DIALECT_OF.get(route.path)):
+                extra = openapi_of(dialect.bodies, dialect.answers, dialect.example)
+                route.openapi_extra = extra
+        return complete(plain(), bool(keys), longest, aliases)
+
     app.openapi = described  # type: ignore[method-assign]
     open_paths = {*OPEN_PATHS, *add_files(app, config.ui)}
     return Gate(app, config, keys, operations, hosts=hosts, open_paths=open_paths, pieces=pieces)

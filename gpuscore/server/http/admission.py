@@ -13,7 +13,7 @@ BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request tha
 
 
 @dataclass(slots=True)
-class Visit:
+class AdmittedRequest:
     """One scoring request whose head was admitted."""
 
     tenant: str  # the owner of its key
@@ -65,27 +65,27 @@ class Admission:
         if (first := refusals[0]) is not None and None not in refusals:
             raise first
 
-    def add(self, visit: Visit, size: int) -> None:
+    def add(self, request: AdmittedRequest, size: int) -> None:
         """Count bytes of a request; raise Overloaded if there are too many."""
         self.bytes += size
-        visit.size += size
-        self._check_bytes(visit.size, 0)
+        request.size += size
+        self._check_bytes(request.size, 0)
 
-    def enter(self, visit: Visit) -> None:
+    def enter(self, request: AdmittedRequest) -> None:
         """Count a request whose body is complete, unless it is refused."""
-        self.check(visit.tenant, 0, visit.size)
-        visit.entered = True
+        self.check(request.tenant, 0, request.size)
+        request.entered = True
         self.requests += 1
-        self._tenants[visit.tenant] += 1
+        self._tenants[request.tenant] += 1
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, request: AdmittedRequest) -> None:
         """Stop counting a request, however it ended."""
-        self.bytes -= visit.size
-        if visit.entered:
+        self.bytes -= request.size
+        if request.entered:
             self.requests -= 1
-            self._tenants[visit.tenant] -= 1
-            if not self._tenants[visit.tenant]:
-                del self._tenants[visit.tenant]
+            self._tenants[request.tenant] -= 1
+            if not self._tenants[request.tenant]:
+                del self._tenants[request.tenant]
 
     def _check_bytes(self, received: int, announced: int) -> None:
         """Raise Overloaded if other requests have bytes here and this one's make too many."""

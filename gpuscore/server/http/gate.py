@@ -28,7 +28,7 @@ from gpuscore.errors import (
     NotFound,
     RequestTimeout,
 )
-from gpuscore.server.http.admission import Admission, Visit
+from gpuscore.server.http.admission import Admission, AdmittedRequest
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.headers import NO_KEY, ApiKeys, check_host
 from gpuscore.server.http.rounds import in_time
@@ -176,16 +176,16 @@ class Gate:
         if scope["path"] not in DIALECT_OF:
             await route.app(scope, receive, send)
             return
-        visit = Visit(record.tenant or NO_KEY)
-        scope["state"][COUNT] = partial(self.admission.add, visit)
+        request = AdmittedRequest(record.tenant or NO_KEY)
+        scope["state"][COUNT] = partial(self.admission.add, request)
         try:
-            await route.app(scope, self._reader(visit, scope, record, receive), send)
+            await route.app(scope, self._reader(request, scope, record, receive), send)
         finally:
-            self.admission.leave(visit)
-            self._service.trim_after(max(visit.size, BYTES_PER_ID * (record.prompt_tokens or 0)))
+            self.admission.leave(request)
+            self._service.trim_after(max(request.size, BYTES_PER_ID * (record.prompt_tokens or 0)))
 
     def _reader(
-        self, visit: Visit, scope: Scope, record: RequestRecord, receive: Receive
+        self, request: AdmittedRequest, scope: Scope, record: RequestRecord, receive: Receive
     ) -> Callable[[], Awaitable[Message]]:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
@@ -206,12 +206,12 @@ class Gate:
             size = len(message.get("body", b""))
             record.bytes_in += size
             self._check_size(record.bytes_in)
-            self.admission.add(visit, size)
+            self.admission.add(request, size)
             if message["type"] == "http.request" and not message.get("more_body", False):
                 complete = True
-                self.admission.enter(visit)
+                self.admission.enter(request)
                 turn = asyncio.Event()
-                self.starts.call(turn.set, 1 + visit.size * STARTS // START_BYTES)
+                self.starts.call(turn.set, 1 + request.size * STARTS // START_BYTES)
                 await turn.wait()
             return message
 

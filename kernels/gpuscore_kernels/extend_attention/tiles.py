@@ -5,17 +5,17 @@ window. The keys of a row come from these sources, in this order: its request's 
 of a pool), its segment's ancestors from the root down and its own segment (rows of this batch). The
 rows of a tile share their prefix and root. From each source a tile of query rows reads
 
-- *full* tiles of keys, which all its rows see completely: no mask;
-- *masked* tiles of keys, cut off by a prefix's end, the diagonal, a window's edge or the border to
-  another segment. Ancestors below the root, which are short, have masked tiles only. Own segments
-  that follow each other in the batch share masked tiles.
+- *full* tiles of keys: all its rows see all of these keys, so there is no mask;
+- *masked* tiles of keys: they contain a prefix's end, the diagonal, a window's edge or the border
+  to another segment. Ancestors below the root are short, and have only masked tiles. Segments that
+  are neighbours in the batch share masked tiles.
 
 Tiles of keys that no row sees are left out.
 
-Steady tiles of keys start at the first key of their source (for an item, its own first token), and
-a row reads them in the order of positions: full tiles do not follow masked ones. So the tiles of a
-row depend neither on the rest of the batch nor on which of its keys were cached. (A masked key
-leaves a row's sums as they are, bit for bit.)
+Steady tiles of keys start at the first key of their source (for an item, its first token), and a
+row reads them in the order of positions: full tiles do not follow masked ones. So the tiles of a
+row depend neither on the rest of the batch nor on which of its keys were cached. (A masked key does
+not change a row's sums, bit for bit.)
 """
 
 from collections.abc import Sequence
@@ -56,14 +56,14 @@ from gpuscore_kernels.extend_attention.table import (
 
 
 class TableBuilder:
-    """Builds the tables of one batch; holds the data that they share.
+    """Builds the tables of one batch, and holds the data that they share.
 
     Args:
         layout: the batch.
         shape: sizes of tiles.
 
     Raises:
-        ValueError: a tile of keys would not lie within one page.
+        ValueError: a tile of keys would cross the end of a page.
     """
 
     def __init__(self, layout: Layout, shape: TileShape) -> None:
@@ -74,34 +74,35 @@ class TableBuilder:
         self.has_prefix = any(layout.prefix_lens.tolist())
 
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
-        """Build a table for each of these choices of rows.
+        """Build one table for each entry of `rows`.
 
         Args:
-            rows: [M] rows of the batch that are query rows, in any order; None = all.
-            window: a row sees only keys at positions above its own minus this; None = all.
+            rows: each entry has the query rows of a table, [M] rows of the batch in any order;
+                None = all rows.
+            window: a row sees only keys at positions above its own minus `window`; None = all.
         """
-        chosen = [self.segments.rows(choice) for choice in rows]
-        together = joined(chosen)
+        runs_of_tables = [self.segments.rows(choice) for choice in rows]
+        all_runs = joined(runs_of_tables)
         tiles = np.zeros((0, TILE_FIELDS), np.int32)
         masked = np.zeros((0, MASKED_FIELDS), np.int32)
-        if len(together.packed):
-            tiles, masked = _Tiling(self, together, window).fill()
+        if len(all_runs.packed):
+            tiles, masked = _Tiling(self, all_runs, window).fill()
         negated_keys = self._negated_keys(tiles)
         tables = []
         row = 0
-        for query_rows in chosen:
+        for query_rows in runs_of_tables:
             start, stop = (
                 tiles[:, ROW_START].searchsorted((row, row + len(query_rows.order))).tolist()
             )
             order = negated_keys[start:stop].argsort(kind="stable")
             part, entries = _from_first(tiles[start:stop], masked)
             pool_tiles = self.pool_tiles[0] if len(part) else self.pool_tiles[0][:0]
-            table = query_rows.table(), part.take(order, axis=0), pool_tiles, entries
-            tables.append(TileTable(self.shape, window, *table))
+            row_fields = query_rows.table()
+            part = part.take(order, axis=0)
+            tables.append(TileTable(self.shape, window, row_fields, part, pool_tiles, entries))
             row += len(query_rows.order)
         return tables
 
-    # Sources that a batch does not have are skipped.
     @cached_property
     def lineage(self) -> list[Wide]:
         return ancestors_from_root(self.layout.parent)
@@ -111,20 +112,20 @@ class TableBuilder:
         return Segments.of(self.layout, self._groups())
 
     def _negated_keys(self, tiles: Ints) -> Ints:
-        """Return the number of keys that each query tile reads, times -1."""
+        """Return minus the number of keys that each query tile reads."""
         full = tiles[:, POOL_START] - tiles[:, POOL_END] - tiles[:, NUM_PACKED]
         masked = tiles[:, MASKED_START] - tiles[:, MASKED_END]
         return full * self.shape.keys + masked * self.shape.masked_keys
 
     def _groups(self) -> Wide:
-        """Return each segment's group number; a tile has rows of one group, which share keys."""
+        """Return each segment's group number. A tile has rows of one group, which share keys."""
         layout = self.layout
         root = self.lineage[0] if self.lineage else -1
         return layout.request_of.astype(np.int64) * (len(layout.parent) + 1) + root
 
     @cached_property
     def pool_tiles(self) -> tuple[Ints, Wide]:
-        """First slots of all full tiles of all prefixes, and the first entry of each request."""
+        """First slots of all full tiles of prefixes, and the first tile's index of each request."""
         if not self.has_prefix:
             return np.zeros(0, np.int32), np.zeros(0, np.int64)
         counts = self.layout.prefix_lens.astype(np.int64) // self.shape.keys
@@ -134,14 +135,14 @@ class TableBuilder:
         return self.slots(request, tile * self.shape.keys).astype(np.int32), starts
 
     def slots(self, request: Wide, position: Wide) -> Wide:
-        """Return the slots of keys of requests' prefixes."""
+        """Return the slots of the keys at some positions of requests' prefixes."""
         size = self.layout.page_size
         pages = self.layout.page_table[request, position // size].astype(np.int64)
         return pages * size + position % size
 
 
 def _from_first(tiles: Ints, masked: Ints) -> tuple[Ints, Ints]:
-    """Return neighbouring tiles as the first ones of a table, and their masked tiles of keys."""
+    """Return neighbouring tiles and their masked tiles of keys, with indices that start at 0."""
     if not len(tiles):
         return tiles, masked[:0]
     first = tiles[0, ROW_START]
@@ -162,8 +163,9 @@ class _Tiling:
         self.window = window
         self.query_tiles = QueryTiles.of(query, batch.shape.rows)
         self.every = np.arange(len(self.query_tiles.first))
-        self.segment = query.segment[self.query_tiles.run]  # of each piece
-        # Row and position of its first token, and the places of the piece's first and last row.
+        self.segment = query.segment[self.query_tiles.run]  # the segment of each piece
+        # The row and position of the segment's first token, and the indices in the segment of the
+        # piece's first and last row.
         self.row = batch.segments.row[self.segment]
         self.position = batch.segments.position[self.segment]
         self.first = query.packed[self.query_tiles.piece] - self.row
@@ -197,7 +199,7 @@ class _Tiling:
 
     @cached_property
     def _request(self) -> Ints:
-        """Requests of the tiles."""
+        """The request of each tile."""
         return self.batch.layout.request_of[self.segment[self.query_tiles.first_piece]]
 
     def _slots(self, tile: Wide, key: Wide) -> Wide:
@@ -226,10 +228,11 @@ class _Tiling:
         tiles[:, SEGMENT_BASE] = start[last] - root * self.shape.keys
 
     def _edges(self) -> tuple[Wide, Wide] | None:
-        """Per tile: the first position that any row sees, and the first that all rows see."""
+        """Return for each tile the first position that any row sees, and that all rows see."""
         if self.window is None:
             return None
-        first = self.position + 1 - self.window
+        start = self.position + 1 - self.window
         tiles = self.query_tiles.first_piece
-        low = np.minimum.reduceat(first + self.first, tiles)
-        return low, np.maximum.reduceat(first + self.last, tiles)
+        seen_by_any = np.minimum.reduceat(start + self.first, tiles)
+        seen_by_all = np.maximum.reduceat(start + self.last, tiles)
+        return seen_by_any, seen_by_all

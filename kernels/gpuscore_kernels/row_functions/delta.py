@@ -21,13 +21,13 @@ _ARGUMENTS = {
 
 
 class DeltaFunctions:
-    """Functions of linear layers in C for rows of one dtype, on as many threads as torch has.
+    """Functions of linear layers in C, for one dtype. They use torch's number of threads.
 
-    They raise ValueError for tensors that do not fit.
+    They raise ValueError for tensors of a wrong shape or dtype.
 
     Args:
         library: what `build` returns.
-        dtype: the rows' dtype, for which it was built.
+        dtype: the dtype that the library was built for.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
@@ -77,7 +77,7 @@ class DeltaFunctions:
         walks: Walks,
         pool: Tensor,
     ) -> Tensor:
-        """Return the outputs of all rows, and keep states, as `delta_net.delta_rule`."""
+        """Return the outputs of all rows, and store states in `pool`, as `delta_net.delta_rule`."""
         _, key_heads, key_size, values = pool.shape
         rows = len(convolved)
         heads = len(decay)

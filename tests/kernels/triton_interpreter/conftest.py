@@ -4,6 +4,7 @@ A plain pytest without a GPU therefore collects nothing here: `tests/kernels/tes
 starts one with TRITON_INTERPRET=1. On a GPU the same tests run directly (`make test-gpu`).
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ SILENT = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here):
             for warning in SILENT:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 

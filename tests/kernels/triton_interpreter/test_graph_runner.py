@@ -221,11 +221,6 @@ def test_scores_equal_those_of_torch(backends, routed):
     assert routed == [experts.top_k * n for n in rows if experts], "no padding goes to an expert"
 
 
-def of(model):
-    """Run a test of the launcher with one model: the others have the same one."""
-    return pytest.mark.parametrize("backends", [model], indirect=True)
-
-
 @pytest.fixture
 def late(backends, monkeypatch):
     """The launcher of the backend with graphs, on a device that is late."""
@@ -236,7 +231,7 @@ def late(backends, monkeypatch):
     assert runner.queue.wrong == []
 
 
-@of("linear layers")  # which have the most tables
+@pytest.mark.parametrize("backends", ["linear layers"], indirect=True)  # with the most tables
 def test_what_a_batch_in_flight_uses_is_not_touched(backends, late, monkeypatch):
     """Whenever one batch is waited for, another one is launched meanwhile."""
     plain, _ = backends
@@ -256,7 +251,7 @@ def test_what_a_batch_in_flight_uses_is_not_touched(backends, late, monkeypatch)
         assert_same(got, wanted)
 
 
-@of("gemma2")
+@pytest.mark.parametrize("backends", ["gemma2"], indirect=True)
 @pytest.mark.parametrize("replayed", [True, False])
 def test_batches_after_a_failed_one_pin_no_memory(backends, late, monkeypatch, replayed):
     """Its words are in flight when it fails; the batches after it take its buffers."""
@@ -307,7 +302,7 @@ class WrongQueue(NotingQueue):
         return lambda: None
 
 
-@of("gemma2")
+@pytest.mark.parametrize("backends", ["gemma2"], indirect=True)
 def test_a_graph_that_computes_something_else_does_not_serve(backends, monkeypatch):
     _, graphs = backends
     runner = graphs.launcher

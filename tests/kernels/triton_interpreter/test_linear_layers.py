@@ -37,7 +37,7 @@ def layer(rng, batch, net=NET, sharp=False):
     compare(rng, with_states(rng, batch), run, net, sharp=sharp)
 
 
-@pytest.mark.parametrize(("seed", "net"), [(36, SMALL), *slow((36, NET), (1, NET), (3, SMALL))])
+@pytest.mark.parametrize(("seed", "net"), [(36, SMALL), *slow((1, NET), (3, SMALL))])
 def test_random_trees(seed, net):
     rng = np.random.default_rng(seed)
     layer(rng, random_batch(rng, 128, 16), net)

@@ -1,4 +1,4 @@
-"""Qwen3.5's dense text models: layers of linear attention, and full attention in between."""
+"""Qwen3.5's dense text models: layers of linear attention, with full attention in between."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,14 +9,15 @@ from gpuscore.backends.common.ropes import read_rope
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, shown
 
-ROTATED = 0.25  # of a head, by default
-# Keys of a model of text and pictures that stand beside `text_config` and belong to both, and those
-# of its pictures, which are not served.
-_OF_BOTH = {
+ROTATED = 0.25  # the default fraction of a head that is rotated
+# The config.json of a model of text and pictures has `text_config` and keys beside it. These keys
+# may be in both places.
+_SHARED_KEYS = {
     *("architectures", "dtype", "torch_dtype", "tie_word_embeddings", "id2label", "num_labels"),
     *("problem_type", "quantization_config", "compression_config"),
 }
-_OF_PICTURES = {
+# These are about pictures, which are not served.
+_PICTURE_KEYS = {
     *("text_config", "vision_config", "model_type", "image_token_id", "video_token_id"),
     *("vision_start_token_id", "vision_end_token_id", "language_model_only"),
 }
@@ -40,48 +41,48 @@ def qwen3_5(raw: RawConfig, name: str) -> DecoderConfig:
 
 
 def text_tower(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json of a model of text and pictures as if it had the text's part alone.
+    """Return the config.json of a model of text and pictures as that of its text model.
 
     Raises:
-        ConfigError: a key of the text model stands where transformers does not read it.
+        ConfigError: a key has different values in `text_config` and beside it.
     """
     text = as_object(fields.get("text_config"), "config.json: text_config")
-    beside = {name: value for name, value in fields.items() if name not in _OF_PICTURES}
-    for name in sorted(set(beside) & set(text) - _OF_BOTH):
+    beside = {name: value for name, value in fields.items() if name not in _PICTURE_KEYS}
+    for name in sorted(set(beside) & set(text) - _SHARED_KEYS):
         if beside[name] != text[name]:
             raise ConfigError(
                 f"config.json: {name} is {shown(beside[name])}, and {shown(text[name])} in "
-                "text_config, which transformers reads; supported: both alike, or one of them"
+                "text_config, which transformers reads; supported: equal values, or only one"
             )
     tied = bool(fields.get("tie_word_embeddings"))
     if text.get("tie_word_embeddings") not in (None, tied):
         raise ConfigError(
             f"config.json: tie_word_embeddings is {tied}, and {not tied} in text_config; "
-            "supported: both alike"
+            "supported: equal values"
         )
     return {**text, **beside, "tie_word_embeddings": tied}
 
 
-# Keys of Qwen3.5's ropes that others do not have. The sections of a head that pictures rotate by
-# height and width turn by the position where all three positions are the same, as in text.
-_OF_ROPES = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
+# Keys of RoPE that only Qwen3.5 has. In text, the sections of a head that pictures rotate by height
+# and width are rotated by the position, so the sections make no difference.
+_ROPE_KEYS = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 
 
 def _ropes(raw: RawConfig) -> dict[str, Any]:
-    """Return the ropes without their own keys."""
+    """Return RoPE's settings without the keys that only Qwen3.5 has."""
     return {
-        key: {name: value for name, value in rope.items() if name not in _OF_ROPES}
+        key: {name: value for name, value in rope.items() if name not in _ROPE_KEYS}
         for key in ("rope_parameters", "rope_scaling")
         if isinstance(rope := raw.get(key), dict)
     }
 
 
 def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
-    """Return how many numbers of a head are rotated; a rope's own factor comes first."""
+    """Return how many numbers of a head are rotated; the factor in RoPE's settings comes first."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling")
-    inner = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
-    whole = raw.get("partial_rotary_factor")
-    factor = next((value for value in (inner, whole) if value is not None), ROTATED)
+    in_rope = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    beside = raw.get("partial_rotary_factor")
+    factor = next((value for value in (in_rope, beside) if value is not None), ROTATED)
     fraction = RawConfig({"partial_rotary_factor": factor}).number("partial_rotary_factor")
     size = int(head_dim * fraction)
     if fraction > 1 or size < 2 or size % 2:
