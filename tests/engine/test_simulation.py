@@ -22,7 +22,7 @@ from support.simulation import simulate
 from support.slow import slow
 
 SEEDS = int(os.environ.get("SIMULATED_SEEDS", "700"))
-BLOCK = 100
+BLOCK = 50
 
 
 @pytest.fixture(autouse=True)
