@@ -133,7 +133,7 @@ def encode_classify(prepared: PreparedBody[ClassifyBody]) -> Iterator[bytes]:
             rows = logits if raw else classes.probabilities(logits)
             masses = [None] * len(best)
             if request is not None:
-                masses = label_mass(part, request, request.label_ids[items]).tolist()
+                masses = label_mass(part, request.label_ids[items], request.trie).tolist()
             classified = zip(best, rows.tolist(), masses, strict=True)
             for index, (first, probs, mass) in enumerate(classified, start):
                 row = ClassifiedText(index, labels[first], probs, len(labels))

@@ -212,20 +212,17 @@ def completion_json(
         for index, prompt in enumerate(prompts):
             yield b"," if index else b"["
             text = sent.text(index, say) if options.echo else ""
-            entries = _Entries(prompt, rows[index], options, say)
-            extra = list[Iterator[bytes]]()
+            found = None
             if sent.candidates is not None:
                 found = answered[index].candidates(sent.candidates.num_rows(prompt))
-                lists = (row.tolist() for row in found)
-                extra = [list_json(lists, max(1, NUMBERS // MAX_CANDIDATES))]
-            yield from _choice(index, text, entries, *extra)
+            yield from _choice(index, text, _Entries(prompt, rows[index], options, say), found)
         yield b"]"
 
     yield from in_pieces(answer, choices())
 
 
 def _choice(
-    index: int, text: str, entries: "_Entries", *candidates: Iterator[bytes]
+    index: int, text: str, entries: "_Entries", candidates: Iterator[Float64Array] | None
 ) -> Iterator[bytes]:
     options = entries.options
     texts = [text, entries.say(int(entries.rows.best_ids[-1]))] if options.next_token else [text]
@@ -240,9 +237,11 @@ def _choice(
             list_json(entries.offsets()),
         ]
     choice = CompletionChoice(index, HOLE, shown)
-    if candidates:
+    if candidates is not None:
         choice.prompt_token_id_logprobs = HOLE
-    return in_pieces(choice, text_json(*texts), *lists, *candidates)
+        rows = (row.tolist() for row in candidates)
+        lists.append(list_json(rows, max(1, NUMBERS // MAX_CANDIDATES)))
+    return in_pieces(choice, text_json(*texts), *lists)
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,8 @@ def encode_rerank(prepared: PreparedBody[RerankBody]) -> Iterator[bytes]:
     with_mass = body.return_label_mass and scores
     masses = [None] * len(scores)
     if with_mass:
-        masses = label_mass(prepared.scores, prepared.asked).tolist()
+        request = prepared.asked
+        masses = label_mass(prepared.scores, request.label_ids, request.trie).tolist()
     chosen = ((ranking.places[number], scores[number], masses[number]) for number in best)
     document = _document_of(prepared)
     rows = ((i, score, document(i), i in truncated, mass) for i, score, mass in chosen)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import PairsAnswer, ScoreAnswer
@@ -45,7 +45,6 @@ from gpuscore.types.batch import Float64Array
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreResult
 from gpuscore.types.results import (
-    by_row,
     check_temperature,
     label_logprobs,
     label_mass,
@@ -261,12 +260,11 @@ def encode_score(prepared: PreparedBody[Any]) -> Iterator[bytes]:
         return encode_pairs(prepared)
     body: ScoreBody = prepared.body
     request = prepared.request
-
+    trie = None if request is None else request.trie
     labels = () if request is None else rows_apart(request.label_ids, request)
 
     def masses(part: ScoreResult, rows: slice) -> Iterable[Float64Array]:
-        assert request is not None  # noqa: S101  (it has a result)
-        return label_mass(part, request, labels[rows])
+        return label_mass(part, labels[rows], trie)
 
     tables = [_scores_json(prepared)]
     if body.return_label_logprobs:
@@ -311,7 +309,7 @@ def _table(
     count = prepared.body.num_items
     if result is None or request is None:
         return list_json(spread((), errors, count))
-    result = by_row(result, request)
+    result = structs.replace(result, label_logits=rows_apart(result.label_logits, request))
     step = max(1, NUMBERS // max(map(len, result.label_logits)))
     rows = _rows(result, step, compute)
     if request.readouts is None:

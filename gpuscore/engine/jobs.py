@@ -172,7 +172,7 @@ class ScheduledChunk:
     @property
     def scores_query(self) -> bool:
         """True if a token of the chunk's part of the query is scored."""
-        return self.job.request.reads_query(*self.query)
+        return len(self.job.request.query_part(*self.query)[1]) > 0
 
     @property
     def is_one_prompt(self) -> bool:
@@ -198,12 +198,10 @@ class ScheduledChunk:
         plan = self.job.plan
         if plan.reads is None:
             return [(item, 0, 1) for item in self.scored_items]
-        spans: list[tuple[int, int, int]] = []
-        if self.scores_query:
-            assert plan.request.readouts is not None  # noqa: S101  (they score it)
-            start, stop = self.query
-            rows = plan.request.readouts.rows[0]
-            spans.append((QUERY, rows.before(start), len(rows.part(start, stop)[0].places)))
+        start, stop = self.query
+        first = len(plan.request.query_part(0, start)[0].places)
+        count = len(plan.request.query_part(start, stop)[0].places)
+        spans = [(QUERY, first, count)] if count else []
         spans += [(item, 0, len(plan.reads[item].places)) for item in self.items]
         if self.long is not None:
             rows = plan.reads[self.long.item]
@@ -215,8 +213,6 @@ class ScheduledChunk:
     @property
     def num_rows(self) -> int:
         """Number of scored rows."""
-        if self.job.plan.reads is None:
-            return len(self.scored_items)
         return sum(count for _, _, count in self.spans)
 
     @property
@@ -284,8 +280,7 @@ def _add_chunk(
         segment = Segment(plan.query_ids[start:stop], start, prefix, slots=slots, states=states)
         rows, labels = request.query_part(start, stop)
         if len(labels):
-            lse = request.need_lse
-            segment = replace(segment, label_ids=labels, rows=rows, need_lse=lse)
+            segment = replace(segment, label_ids=labels, rows=rows, need_lse=request.need_lse)
         query_segment = segments.add(segment)
     _add_items(chunk, prefix, query_segment, segments)
     if chunk.long is not None:
@@ -313,15 +308,11 @@ def _add_items(
         first = segments.add_like(
             Segment(NO_TOKENS, start, prefix, parent, need_lse=request.need_lse),
             [plan.item_ids[item] for item in items],
-            [_labels_or_none(plan.label_ids[item]) for item in items],
+            [plan.label_ids[item] for item in items],
             None if plan.reads is None else [plan.reads[item] for item in items],
         )
         if plan.parents is not None:
             segment_of.update(zip(items, count(first)))
-
-
-def _labels_or_none(labels: Int32Array) -> Int32Array | None:
-    return labels if len(labels) else None
 
 
 def _add_long_chunk(
@@ -352,7 +343,7 @@ def _add_long_chunk(
         tokens: Int32Array,
         first: int,
         parent: int = -1,
-        labels: Int32Array | None = None,
+        labels: Int32Array = NO_TOKENS,
         rows: Rows | None = None,
     ) -> None:
         last = first + len(tokens)
@@ -367,7 +358,7 @@ def _add_long_chunk(
             slots=None if is_last else page_slots(pages, first, last, page_size),
             label_ids=labels,
             rows=rows,
-            need_lse=request.need_lse and labels is not None,
+            need_lse=request.need_lse,
             states=states,
         )
         segments.add(segment)
@@ -379,11 +370,10 @@ def _add_long_chunk(
     if stop > query_length:
         first = max(0, start - query_length)
         last = stop - query_length
-        labels = plan.label_ids[item] if is_last else None
+        labels = plan.label_ids[item] if is_last else NO_TOKENS
         rows = None
         if plan.reads is not None:
-            rows, their_labels = plan.reads[item].part(first, last)
-            labels = _labels_or_none(plan.label_ids[item][their_labels])
+            rows, labels = plan.reads[item].part(first, last, plan.label_ids[item])
         add(plan.item_ids[item][first:last], query_length + first, parent, labels, rows=rows)
 
 

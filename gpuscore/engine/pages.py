@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpuscore.types.batch import Float32Array, Int32Array, Rows
+from gpuscore.types.batch import Int32Array, Rows, RowScores
 from gpuscore.types.request import ScoreRequest
 
 
@@ -33,20 +33,18 @@ class PageKey:
 
 @dataclass(frozen=True, slots=True)
 class PageRows:
-    """The results of a page's scored rows; None for what was not requested."""
+    """The results of a page's scored rows."""
 
     rows: Rows  # of the page
     labels: Int32Array  # [labels of all rows]
-    logits: Float32Array  # [labels of all rows]
-    lse: Float32Array | None  # [rows]
-    top_ids: Int32Array | None  # [rows, num_top]
-    top_logits: Float32Array | None  # [rows, num_top]
+    scores: RowScores
 
     def answer(self, request: ScoreRequest, start: int, stop: int) -> bool:
         """True if the results are what a request asks for its query's tokens `start` to `stop` -
         1."""
-        count = 0 if self.top_ids is None else self.top_ids.shape[1]
-        if (request.need_lse and self.lse is None) or request.num_top > count:
+        tops = self.scores.top_ids
+        count = 0 if tops is None else tops.shape[1]
+        if (request.need_lse and self.scores.lse is None) or request.num_top > count:
             return False
         rows, labels = request.query_part(start, stop)
         pairs = zip((*rows, labels), (*self.rows, self.labels), strict=True)
@@ -111,7 +109,7 @@ class PagePool:
             page_size = len(key.tokens) // 4
             start = len(pages) * page_size
             stop = start + page_size
-            if request is not None and request.reads_query(start, stop):
+            if request is not None and len(request.query_part(start, stop)[1]):
                 rows = self._rows_of.get(key.digest)
                 if rows is None or not rows.answer(request, start, stop):
                     break

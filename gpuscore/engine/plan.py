@@ -207,9 +207,9 @@ class _Item(NamedTuple):
             if stop == len(self.tokens):
                 return tokens, self.labels, self.rows, NO_ROWS
             return tokens, NO_TOKENS, [], NO_ROWS
-        reads, labels = self.reads.part(start, stop)
+        reads, labels = self.reads.part(start, stop, self.labels)
         before = self.reads.before(start)
-        return tokens, self.labels[labels], [row + before for row in self.rows], reads
+        return tokens, labels, [row + before for row in self.rows], reads
 
     def marks(self, numbers: dict[bytes, int]) -> Int32Array:
         """Return a number for each token: 0 if it is not scored, else the same for equal labels."""

@@ -13,7 +13,6 @@ from gpuscore.engine.pages import PageRows
 from gpuscore.engine.plan import Plan
 from gpuscore.errors import GpuscoreError
 from gpuscore.types.batch import (
-    NO_TOKENS,
     BoolArray,
     Float32Array,
     Int32Array,
@@ -25,8 +24,6 @@ from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
 Places = NDArray[np.integer]  # indices, mostly of rows of a request's answer
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
-
-NO_LOGITS: Float32Array = np.empty(0, dtype=np.float32)
 
 
 def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
@@ -73,11 +70,8 @@ class Ticket:
         self.logits = np.empty(self._starts[-1], np.float32)
         self.lse = np.empty(count, dtype=np.float32)
         self.lse.fill(np.nan)  # np.full and np.ones take several times as long
-        self.top_ids = NO_TOKENS
-        self.top_logits = NO_LOGITS
-        if request.num_top:
-            self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
-            self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
+        self.top_ids = np.empty((count, request.num_top), np.int32)
+        self.top_logits = np.empty((count, request.num_top), np.float32)
 
     @property
     def request(self) -> ScoreRequest:
@@ -97,26 +91,21 @@ class Ticket:
         return PageRows(
             Rows(rows.places.copy(), rows.counts.copy()),
             labels.copy(),
-            self.logits[self._starts[part.start] : self._starts[part.stop]].copy(),
-            lse=self.lse[part].copy() if request.need_lse else None,
-            top_ids=self.top_ids[part].copy() if request.num_top else None,
-            top_logits=self.top_logits[part].copy() if request.num_top else None,
+            RowScores(
+                self.logits[self._starts[part.start] : self._starts[part.stop]].copy(),
+                lse=self.lse[part].copy() if request.need_lse else None,
+                top_ids=self.top_ids[part].copy() if request.num_top else None,
+                top_logits=self.top_logits[part].copy() if request.num_top else None,
+            ),
         )
 
     def fill_from_cache(self, pages: list[PageRows | None]) -> None:
         """Fill in the results of the query's first rows, which were cached with their pages."""
         stop = 0
         for page in filter(None, pages):
-            part = slice(stop, stop := stop + len(page.rows.places))
-            self.logits[self._starts[part.start] : self._starts[part.stop]] = page.logits
-            if self.request.need_lse and page.lse is not None:
-                self.lse[part] = page.lse
-            if self.request.num_top and page.top_ids is not None and page.top_logits is not None:
-                count = self.request.num_top
-                self.top_ids[part] = page.top_ids[:, :count]
-                self.top_logits[part] = page.top_logits[:, :count]
-        if stop:
-            self.mark_arrived(np.arange(stop))
+            places = np.arange(stop, stop := stop + len(page.rows.places))
+            self.logits[self._starts[places[0]] : self._starts[stop]] = page.scores.label_logits
+            self._store(places, page.scores, slice(None))
 
     @property
     def rows_done(self) -> int:
@@ -144,14 +133,18 @@ class Ticket:
             counts = np.diff(bounds)[kept]
             logits = scores.label_logits[_runs(bounds[:-1][kept], counts)]
             self.logits[_runs(self._starts[places], counts)] = logits
+        self._store(places, scores, rows if isinstance(kept, slice) else first_row + kept)
+        return nonfinite_items, num_nonfinite
+
+    def _store(self, places: Places, scores: RowScores, rows: Places | slice) -> None:
+        """Store all but the logits of these rows in these places of the answer."""
         self.mark_arrived(places)
         if scores.lse is not None:
-            self.lse[places] = scores.lse[rows][kept]
+            self.lse[places] = scores.lse[rows]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
             count = self.request.num_top  # another request of the batch may have more
-            self.top_ids[places] = scores.top_ids[rows, :count][kept]
-            self.top_logits[places] = scores.top_logits[rows, :count][kept]
-        return nonfinite_items, num_nonfinite
+            self.top_ids[places] = scores.top_ids[rows, :count]
+            self.top_logits[places] = scores.top_logits[rows, :count]
 
     def result(self, done_at: float) -> ScoreResult:
         """Return the complete answer, with timings up to `done_at`."""
@@ -162,12 +155,8 @@ class Ticket:
         lse = self.lse
         if request.trie is not None:
             logits, lse = _label_sums(logits, lse, request.trie)
-        if request.trie is None and request.readouts is None and self._logits_per_row:
-            parts = tuple(logits.reshape(-1, self._logits_per_row))
-        else:
-            parts = _split(logits, [*map(len, request.row_labels)])
         return ScoreResult(
-            label_logits=parts,
+            label_logits=_split(logits, [*map(len, request.row_labels)]),
             lse=lse if request.need_lse else None,
             top_ids=self.top_ids if request.num_top else None,
             top_logits=self.top_logits if request.num_top else None,
@@ -192,20 +181,16 @@ class Ticket:
             if np.count_nonzero(finite) == len(finite):
                 return slice(None), items, []
             return np.flatnonzero(finite), items[finite], items[~finite].tolist()
-        spans = chunk.spans
-        starts = [*accumulate((count for _, _, count in spans), initial=0)]
+        all_finite = bool(finite.all())
         nonfinite_items: list[int] = []
-        if not finite.all():
-            pairs = zip(spans, pairwise(starts), strict=True)
-            nonfinite_items = [
-                item for (item, _, _), (start, stop) in pairs if not finite[start:stop].all()
-            ]
-        parts = [
-            (start, row + first, count)
-            for (item, first, count), start in zip(spans, starts, strict=False)
-            if item not in nonfinite_items
-            for row in self.plan.rows_of(item)
-        ]
+        parts: list[tuple[int, int, int]] = []
+        start = 0
+        for item, first, count in chunk.spans:
+            if all_finite or finite[start : start + count].all():
+                parts += [(start, row + first, count) for row in self.plan.rows_of(item)]
+            else:
+                nonfinite_items.append(item)
+            start += count
         kept, places, counts = np.array(parts, np.int64).reshape(-1, 3).T
         return _runs(kept, counts), _runs(places, counts), nonfinite_items
 

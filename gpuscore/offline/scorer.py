@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self, Unpack
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
@@ -49,7 +50,6 @@ from gpuscore.types.call_arguments import texts as texts_of
 from gpuscore.types.item_errors import ItemErrors, check_on_error, check_text, checked_texts
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import (
-    by_row,
     check_temperature,
     label_logprobs,
     label_mass,
@@ -186,12 +186,12 @@ class Scorer:
         mass: Float64Array | None = None
         if request is not None and result is not None:
             labels = rows_apart(request.label_ids, request)
-            result = by_row(result, request)
+            result = replace(result, label_logits=rows_apart(result.label_logits, request))
             shown = per_token(result, request.trie) if mean else result
             scores = label_scores(shown, apply_softmax=softmax, temperature=temperature)
             if options["logprobs"]:
                 logprobs = label_logprobs(result)
-                mass = label_mass(result, request, labels)
+                mass = label_mass(result, labels, request.trie)
             logits = result.label_logits
         return Scores(
             scores=table(scores),

@@ -123,24 +123,17 @@ def request_of(
 ) -> ScoreRequest:
     """Return the engine's request for rows of prompts that begin alike, see `Candidates.rows`."""
     length = _shared_length(prompts, backend)
-    rows: list[Rows] = []
-    labels: list[Int32Array] = []
-    for prompt in prompts:
-        prompt_rows, prompt_labels = candidates.rows(prompt, every)
-        if not rows:
-            query_rows, part = prompt_rows.part(0, length)
-            rows.append(query_rows)
-            labels.append(prompt_labels[part])
-        item_rows, part = prompt_rows.part(length, len(prompt))
-        rows.append(item_rows)
-        labels.append(prompt_labels[part])
+    whole = [candidates.rows(prompt, every) for prompt in prompts]
+    first_rows, first_labels = whole[0]
+    query_rows, query_labels = first_rows.part(0, length, first_labels)
+    items = [rows.part(length, int(rows.places[-1]) + 1, labels) for rows, labels in whole]
     return ScoreRequest(
         prompts[0][:length],
         tuple(prompt[length:] for prompt in prompts),
-        tuple(labels[1:]),
+        tuple(labels for _, labels in items),
         need_lse=True,
         num_top=num_top,
-        readouts=Readouts.of(rows, labels[0]),
+        readouts=Readouts.of([query_rows, *(rows for rows, _ in items)], query_labels),
         **terms._asdict(),
     )
 

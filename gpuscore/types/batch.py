@@ -189,13 +189,16 @@ class Rows(NamedTuple):
         """Return the number of rows before a token."""
         return int(np.searchsorted(self.places, token))
 
-    def part(self, start: int, stop: int) -> tuple["Rows", slice]:
-        """Return the rows of the tokens [start, stop), as a sequence of its own, and where their
-        labels are."""
+    def part(self, start: int, stop: int, labels: Int32Array) -> tuple["Rows", Int32Array]:
+        """Return the rows of the tokens [start, stop), as a sequence of its own, and their labels.
+
+        Args:
+            labels: those of all rows.
+        """
         part = slice(self.before(start), self.before(stop))
         first = int(self.counts[: part.start].sum())
         rows = Rows(self.places[part] - np.int32(start), self.counts[part])
-        return rows, slice(first, first + int(rows.counts.sum()))
+        return rows, labels[first : first + int(rows.counts.sum())]
 
 
 NO_ROWS = Rows(NO_TOKENS, NO_TOKENS)
@@ -210,7 +213,8 @@ class Segment:
     prefix: int  # index of its `Prefix`
     parent: int = -1  # index of the parent segment; -1 = none
     slots: Int32Array | None = None  # KV slots of its first tokens; other keys are not stored
-    label_ids: Int32Array | None = None  # labels of its scored rows; None = no row is scored
+    # Labels of its scored rows; empty = no row is scored.
+    label_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     need_lse: bool = False
     rows: Rows | None = None  # which tokens are scored; None = the last one, for all the labels
     states: Sequence[tuple[int, int]] = ()  # (number of tokens, slot of the state after them)
@@ -225,7 +229,7 @@ class SegmentColumns:
     prefix: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     slots: list[Int32Array | None] = field(default_factory=list)
-    label_ids: list[Int32Array | None] = field(default_factory=list)
+    label_ids: list[Int32Array] = field(default_factory=list)
     rows: list[Rows | None] = field(default_factory=list)
     need_lse: list[bool] = field(default_factory=list)
     states: list[Sequence[tuple[int, int]]] = field(default_factory=list)
@@ -241,7 +245,7 @@ class SegmentColumns:
         self,
         segment: Segment,
         token_ids: Sequence[Int32Array],
-        label_ids: Sequence[Int32Array | None],
+        label_ids: Sequence[Int32Array],
         rows: Sequence[Rows | None] | None = None,
     ) -> int:
         """Add copies of `segment` with other tokens, labels and rows; return the first index.
@@ -279,8 +283,8 @@ def pack_columns(
     tokens = segments.token_ids
     label_ids = segments.label_ids
     bounds = [0, *accumulate(map(len, tokens))]
-    scored = [index for index, ids in enumerate(label_ids) if ids is not None]
-    labels = [ids for ids in label_ids if ids is not None]
+    scored = [index for index, ids in enumerate(label_ids) if len(ids)]
+    labels = [ids for ids in label_ids if len(ids)]
     kept: list[tuple[int, int]] = []
     if any(segments.states):
         for first, ends in zip(bounds[:-1], segments.states, strict=True):

@@ -173,11 +173,6 @@ class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
         places, counts = zip(*rows, strict=True)
         return Readouts(places, counts, query_labels)
 
-    @staticmethod
-    def every(items: Sequence[Int32Array], query_labels: Int32Array = NO_TOKENS) -> "Readouts":
-        """Return read-outs of every token of the query and the items, each with one label."""
-        return Readouts.of([*map(Rows.every, map(len, (query_labels, *items)))], query_labels)
-
     @property
     def rows(self) -> tuple[Rows, ...]:
         return tuple(map(Rows, self.places, self.counts))
@@ -263,15 +258,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         if self.readouts is None:
             return NO_ROWS, NO_TOKENS
         read = self.readouts
-        rows, labels = Rows(read.places[0], read.counts[0]).part(start, stop)
-        return rows, read.query_labels[labels]
-
-    def reads_query(self, start: int, stop: int) -> bool:
-        """Return True if one of the query's tokens [start, stop) is scored."""
-        if self.readouts is None:
-            return False
-        rows = Rows(self.readouts.places[0], self.readouts.counts[0])
-        return rows.before(stop) > rows.before(start)
+        return Rows(read.places[0], read.counts[0]).part(start, stop, read.query_labels)
 
     @property
     def first_rows(self) -> Sequence[int]:

@@ -35,14 +35,9 @@ def scored_places(errors: Sequence[ItemError] | None, count: int | None) -> Sequ
     return [index for index in places if index not in left_out] if left_out else places
 
 
-def by_row(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
-    """Return the result of items with several rows each as if each row were an item."""
-    return replace(result, label_logits=rows_apart(result.label_logits, request))
-
-
 def rows_apart(arrays: tuple[ArrayT, ...], request: ScoreRequest) -> tuple[ArrayT, ...]:
-    """Return the parts of each item's array that belong to its rows, which have equally many
-    labels."""
+    """Return the parts of each item's array, of labels or of logits, that belong to its rows, which
+    have equally many labels."""
     if request.readouts is None:
         return arrays
     pairs = zip(arrays, request.readouts.places[1:], strict=True)
@@ -114,7 +109,7 @@ def _by_rows(
 
 
 def label_mass(
-    result: ScoreResult, request: ScoreRequest, labels: Sequence[Int32Array] | None = None
+    result: ScoreResult, labels: Sequence[Int32Array], trie: LabelTrie | None = None
 ) -> Float64Array:
     """Return per row the probability of all its labels together, at most 1.
 
@@ -122,15 +117,13 @@ def label_mass(
     one's probability contains it.
 
     Args:
-        result: the result of some of the request's rows.
-        labels: these rows' labels; None: those of all items.
+        result: the result of some of a request's rows.
+        labels: the labels of each of these rows.
+        trie: the request's.
     """
-    columns: list[NDArray[Any]] = []
-    if request.trie is None:
-        labels = request.label_ids if labels is None else labels
-        columns = [np.unique(ids, return_index=True)[1] for ids in labels]
-    else:
-        columns = [request.trie.counted] * len(result.label_logits)
+    columns: list[NDArray[Any]] = [np.unique(ids, return_index=True)[1] for ids in labels]
+    if trie is not None:
+        columns = [trie.counted] * len(labels)
     rows = zip(label_logprobs(result), columns, strict=True)
     masses = [np.exp(row[counted]).sum() for row, counted in rows]
     return np.minimum(np.array(masses, dtype=np.float64), 1.0)

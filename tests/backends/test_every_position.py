@@ -14,8 +14,9 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.engine import Engine
-from gpuscore.types.request import Readouts, ScoreRequest
+from gpuscore.types.request import ScoreRequest
 from support.backends import needs_jax
+from support.batches import every_token
 from support.models import random_ids
 from support.programs import run_module
 
@@ -32,7 +33,7 @@ def request_of(prompts, cut=0):
         tuple(ids[cut:] for ids in labels),
         need_lse=True,
         num_top=1,
-        readouts=Readouts.every(items, labels[0][:cut]),
+        readouts=every_token(items, labels[0][:cut]),
     )
 
 

@@ -210,10 +210,8 @@ def test_after_eviction(engine_of, tiny_model, rng):
     engine = engine_of(max_batch_tokens=300, kv_cache_size=2**20)
     _, model = tiny_model("qwen3", max_position_embeddings=CONTEXT)
     query, items = words(rng, 300), sets(rng)[:2]
-    prompt, ids = (
-        np.array(words(rng, 200), np.int32),
-        [random_ids(rng, 1 + n % 3) for n in range(199)],
-    )
+    prompt = np.array(words(rng, 200), np.int32)
+    ids = [random_ids(rng, 1 + n % 3) for n in range(199)]
     request, whole = asked(engine, query, items), candidates(engine, [prompt], ids)
     known = distributions(model, prompt.tolist())
     computed = []
@@ -239,11 +237,8 @@ def candidates(engine, prompts, ids, start=0):
 
 
 def found(engine, prompts, request, start=0):
-    answered = by_prompt(request, engine.score(request).result(120))
-    return [
-        [*rows.candidates(len(prompt) - 1 - start)]
-        for rows, prompt in zip(answered, prompts, strict=True)
-    ]
+    answered = zip(by_prompt(request, engine.score(request).result(120)), prompts, strict=True)
+    return [[*rows.candidates(len(prompt) - 1 - start)] for rows, prompt in answered]
 
 
 def test_bits_of_candidates_do_not_depend_on_other_prompts(engine_of, rng):

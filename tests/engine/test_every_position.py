@@ -11,6 +11,7 @@ from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
 from gpuscore.types.batch import NO_TOKENS, Rows
 from gpuscore.types.request import Readouts, ScoreRequest, ScoreResult, Timings
+from support.batches import every_token
 from support.stepped_runner import run, submit
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
@@ -19,7 +20,7 @@ def request_of(rng, lengths, *, every=True, query=0):
     items = tuple(rng.integers(0, 900, n).astype(np.int32) for n in lengths)
     labels = tuple(rng.integers(0, 900, n if every else 2).astype(np.int32) for n in lengths)
     query_ids = rng.integers(0, 900, query).astype(np.int32)
-    readouts = Readouts.every(items) if every else None
+    readouts = every_token(items) if every else None
     return ScoreRequest(query_ids, items, labels, need_lse=True, readouts=readouts)
 
 
@@ -33,7 +34,7 @@ def of_prompts(prompts, cut=0, *, scored=True):
         items,
         tuple(ids[cut:] for ids in labels),
         need_lse=True,
-        readouts=Readouts.every(items, labels[0][: cut * scored]),
+        readouts=every_token(items, labels[0][: cut * scored]),
     )
 
 
@@ -134,7 +135,7 @@ def test_kept_rows_are_for_other_labels_or_hold_too_little():
     request = of_prompts([rng.integers(0, 900, 41)], 40)
     others = request.readouts.query_labels.copy()
     others[20] += 1
-    other = Readouts.every(request.item_ids, others)
+    other = every_token(request.item_ids, others)
     bare = submit(runner, replace(request, need_lse=False))
     run(runner)
     assert bare.future.result().lse is None
@@ -236,6 +237,6 @@ def test_a_request_that_does_not_hold_together():
         with pytest.raises(ValueError, match="ascending order"):
             replace(request, readouts=Readouts.of([read.rows[0], rows, read.rows[2]]))
     assert replace(request, query_ids=ids).num_rows == 7
-    with_query = Readouts.every(request.item_ids, ids)
-    assert replace(request, query_ids=ids, readouts=with_query).num_rows == 10
+    rows = every_token(request.item_ids, ids)
+    assert replace(request, query_ids=ids, readouts=rows).num_rows == 10
     assert replace(request, query_ids=NO_TOKENS).num_rows == 7

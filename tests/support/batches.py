@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuscore.types.batch import PackedBatch, Prefix, Rows, Segment, pack, page_slots
+from gpuscore.types.request import Readouts
 
 NO_PAGES = np.empty(0, dtype=np.int32)
 
@@ -45,6 +46,11 @@ def item_segments(
         )
         for item in items
     ]
+
+
+def every_token(items: Sequence[Sequence[int]], query_labels: Sequence[int] = ()) -> Readouts:
+    """Return read-outs of every token of these items, each for one label."""
+    return Readouts.of([*map(Rows.every, map(len, (query_labels, *items)))], int32(query_labels))
 
 
 def in_one_batch(
@@ -92,7 +98,7 @@ def random_batch(rng: np.random.Generator, num_slots: int, page_size: int) -> Pa
         segments += continuations(rng, segments, len(items))
     segments = [
         replace(s, rows=Rows.every(len(s.token_ids)), label_ids=s.token_ids)
-        if s.label_ids is not None and rng.random() < 0.3
+        if len(s.label_ids) and rng.random() < 0.3
         else s
         for s in segments
     ]

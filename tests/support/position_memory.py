@@ -14,7 +14,8 @@ from gpuscore.backends.common.memory import HostMemory
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.types.batch import NO_TOKENS
-from gpuscore.types.request import Readouts, ScoreRequest
+from gpuscore.types.request import ScoreRequest
+from support.batches import every_token
 
 
 def main(directory: str, tokens: int, vocab: int) -> None:
@@ -27,9 +28,8 @@ def main(directory: str, tokens: int, vocab: int) -> None:
     def ask(count: int) -> None:
         prompt = rng.integers(0, vocab, count).astype(np.int32)
         labels = (np.roll(prompt, -1),)
-        request = ScoreRequest(
-            NO_TOKENS, (prompt,), labels, True, 20, readouts=Readouts.every((prompt,))
-        )
+        rows = every_token((prompt,))
+        request = ScoreRequest(NO_TOKENS, (prompt,), labels, True, 20, readouts=rows)
         lse = engine.score(request).result(120).lse
         assert lse is not None
         assert len(lse) == count

@@ -28,6 +28,7 @@ from gpuscore.errors import (
 )
 from gpuscore.types.batch import NO_ROWS, Rows
 from gpuscore.types.request import LabelTrie, Readouts, ScoreRequest, ScoreResult
+from support.batches import every_token
 from support.simulated_backend import LSE, TOP_ID, TOP_LOGIT, SimulatedBackend, hashed, triples
 
 
@@ -186,7 +187,7 @@ class World:
         asked = query[: len(query) * (kind < 0.8)]
         if rng.random() < 0.5:
             query_labels = np.append(query[1:], items[0][:1])[: len(asked)]
-            return query, items, labels, Readouts.every(items, query_labels)
+            return query, items, labels, every_token(items, query_labels)
         rows = [self._some_rows(run) if len(run) else NO_ROWS for run in (asked, *items)]
         query_labels, *labels = (
             np.repeat(run[own.places], own.counts) + np.arange(own.counts.sum(), dtype=np.int32)

@@ -23,6 +23,7 @@ from gpuscore.processes.worker.wire import (
 )
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import LabelTrie, Readouts, ScoreRequest, ScoreResult, Timings
+from support.batches import every_token
 
 
 def ints(*values):
@@ -87,7 +88,7 @@ def test_the_classes_of_a_classification_model_arrive():
 
 def test_a_request_for_every_position_and_its_result():
     items, labels = (ints(1), ints(2, 3)), (ints(4), ints(3, 5))
-    request = ScoreRequest(ints(), items, labels, True, 1, readouts=Readouts.every(items))
+    request = ScoreRequest(ints(), items, labels, True, 1, readouts=every_token(items))
     equal(arrived(request), request)
     logits, rows = (np.float32([1.5]), np.float32([2.5, -3.5])), np.float32([4, 5, 6])
     result = ScoreResult(
@@ -96,12 +97,8 @@ def test_a_request_for_every_position_and_its_result():
     equal(answered(result, request), result)
     with pytest.raises(ProtocolError, match="parts that its request asked for"):
         answered(replace(result, lse=rows[:2]), request)
-    with_query = replace(
-        request,
-        query_ids=ints(6, 7),
-        readouts=Readouts.every(items, ints(7, 1)),
-        num_top=3,
-    )
+    readouts = every_token(items, ints(7, 1))
+    with_query = replace(request, query_ids=ints(6, 7), readouts=readouts, num_top=3)
     equal(arrived(with_query), with_query)
     of_query = replace(
         result,

@@ -121,7 +121,7 @@ def filled_batch(tokens: int, scored: int, vocab: int, page_size: int) -> Packed
     length = tokens // 2 // items if items else 0
     query = tokens - items * length
     slots = np.where(np.arange(query) < page_size, np.arange(query), -1).astype(np.int32)
-    segments = [Segment(ids[:query], 0, 0, slots=slots, label_ids=None if items else ids[:1])]
+    segments = [Segment(ids[:query], 0, 0, slots=slots, label_ids=ids[: 0 if items else 1])]
     for start in range(query, tokens, max(1, length)):
         item = ids[start : start + length]
         segments.append(Segment(item, query, 0, parent=0, label_ids=ids[:1]))

@@ -212,18 +212,16 @@ def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
     items = request.item_ids
     if not items or len(items) != len(request.label_ids):
         raise ProtocolError(f"{len(request.label_ids)} label lists for {len(items)} items")
-    labels = {id(ids): ids for ids in request.label_ids}.values()  # often one for all items
+    labels = {id(ids): ids for ids in request.row_labels}.values()  # often one for all items
     scored = request.readouts is not None or all(map(len, labels))
     if not (scored and all(map(len, items))):
         raise ProtocolError("an item without tokens or labels")
     sequences = () if request.trie is None else request.trie.sequences
     if any(not 0 <= id < limits.vocab_rows for ids in sequences for id in ids):
         raise ProtocolError(f"a label's token id outside 0 to {limits.vocab_rows - 1}")
-    of_query = () if request.readouts is None else (request.readouts.query_labels,)
     tokens = (request.query_ids, *items)
-    rows_of_labels = (*of_query, *labels)
-    for arrays, rows in (tokens, limits.vocab_rows), (rows_of_labels, limits.label_rows):
-        ids = np.concatenate(arrays)
+    for arrays, rows in (tokens, limits.vocab_rows), (labels, limits.label_rows):
+        ids = np.concatenate([*arrays])
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     return request

@@ -69,7 +69,7 @@ def label_logits(
         return triton.label_logits(hidden, weight, rows, label_ids, softcap=softcap)
     compute = torch.promote_types(hidden.dtype, torch.float32)
     logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
-    step = _power_of_two(CACHED_PIECE // hidden.shape[1])
+    step = _power_of_two(CACHED_PIECE // (2 * hidden.shape[1]))  # both fit the caches together
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         products = hidden.index_select(0, rows[part]).to(compute)
