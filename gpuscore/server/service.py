@@ -289,13 +289,8 @@ class ScoringService:
                 model.loaded.engine.close()
 
 
-Outcome = tuple[Any, BaseException | None]  # a result or an error
-
-
-def _deliver(
-    loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]", *outcome: *Outcome
-) -> None:
-    """Have a job's outcome set on the loop; called in the job's thread."""
+def _deliver(loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]", *outcome: Any) -> None:
+    """Have a job's outcome (result, error) set on the loop; called in the job's thread."""
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(_settle, answer, *outcome)
 

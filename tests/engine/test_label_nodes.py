@@ -83,7 +83,7 @@ def test_a_trie_has_a_row_for_every_beginning_of_a_label():
     flat = LabelTrie(((5,), (6,), (5,)))
     assert (flat.num_nodes, flat.counted.tolist()) == (0, [0, 1])
     for wrong in ((), ((1,), ())):
-        with pytest.raises(ValueError, match="at least one"):
+        with pytest.raises(ValueError, match="there must be a label"):
             LabelTrie(wrong)
 
 

@@ -232,11 +232,11 @@ def plan_pages(
 
 
 class RankPlan(NamedTuple):
-    """What torch loads on one rank's device of some kind, which need not be here."""
+    """What torch loads on the device of one rank. This machine need not have such a device."""
 
-    part: DecoderConfig  # of the model
+    part: DecoderConfig  # the rank's part of the model
     dtype: str
-    precision: Precision  # of linear layers
+    precision: Precision  # the precision of linear layers
     max_model_len: int
     weight_bytes: int
     pages: PagePlan
@@ -252,11 +252,12 @@ def plan_rank(
     why_not_int8: Callable[[], str | None],
     again: int = 0,
 ) -> RankPlan:
-    """Plan for one rank.
+    """Plan what one rank loads.
 
     Args:
-        architecture, settings: of the model.
-        kind: the kind of its device.
+        architecture: the model's architecture.
+        settings: the model's settings.
+        kind: the kind of the rank's device.
         shard: the rank's part of the model.
         computes: see `choose_dtype`.
         why_not_int8: see `choose_precision`.
@@ -273,6 +274,6 @@ def plan_rank(
     refuse_quantized(precision, shard.ranks)
     refuse_with_states(whole, settings, precision)
     weight_bytes = count_weight_bytes(part, ITEM_SIZE[dtype], precision)
-    own = settings_of_a_rank(settings, kind)
-    pages = plan_pages(part, own, max_len=max_len, dtype=dtype, device=kind, again=again)
+    rank_settings = settings_of_a_rank(settings, kind)
+    pages = plan_pages(part, rank_settings, max_len=max_len, dtype=dtype, device=kind, again=again)
     return RankPlan(part, dtype, precision, max_len, weight_bytes, pages=pages)

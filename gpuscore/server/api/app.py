@@ -12,7 +12,6 @@ from gpuscore import __version__
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.paths import OPEN_PATHS
 from gpuscore.dialects.table import DIALECT_OF
-from gpuscore.dialects.wire import openapi_of
 from gpuscore.server.api.bodies import Endpoint, endpoint
 from gpuscore.server.api.openapi import complete
 from gpuscore.server.api.pages import add_files, add_metrics, add_pages, add_probes
@@ -55,15 +54,7 @@ def create_app(
     add_metrics(app, operations)
     longest = int(config.request_timeout * 1000)
     plain = app.openapi
-
-    @cache
-    def described() -> dict[str, Any]:
-        for route in app.routes:  # only now, because it takes longer than the rest of a start
-            if isinstance(route, PlainRoute) and (dialect := DIALECT_OF.get(route.path)):
-                extra = openapi_of(dialect.bodies, dialect.answers, dialect.example)
-                route.openapi_extra = extra
-        return complete(plain(), bool(keys), longest, aliases)
-
+    described = cache(lambda: complete(plain(), bool(keys), longest, aliases))
     app.openapi = described  # type: ignore[method-assign]
     open_paths = {*OPEN_PATHS, *add_files(app, config.ui)}
     return Gate(app, config, keys, operations, hosts=hosts, open_paths=open_paths, pieces=pieces)

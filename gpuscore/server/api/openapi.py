@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from fastapi.encoders import jsonable_encoder
+from fastapi.utils import deep_dict_update
 
 from gpuscore import errors
 from gpuscore.dialects.paths import ALIASES, GENERATING_PATHS, GROUPS, OPEN_PATHS
 from gpuscore.dialects.table import DIALECT_OF
-from gpuscore.dialects.wire import ErrorAnswer
+from gpuscore.dialects.wire import ErrorAnswer, openapi_of
 from gpuscore.errors import GpuscoreError
 
 ERRORS = tuple(GpuscoreError.__subclasses__())
@@ -117,6 +119,9 @@ def _group(path: str) -> str:
 def _complete_operation(
     operation: dict[str, Any], path: str, method: str, has_keys: bool, longest: int
 ) -> None:
+    if dialect := DIALECT_OF.get(path):  # at a start this would take longer than all else
+        described = openapi_of(dialect.bodies, dialect.answers, dialect.example)
+        deep_dict_update(operation, jsonable_encoder(described, exclude_none=True))
     operation["tags"] = [_group(path)]
     operation["parameters"] = [*operation.get("parameters", []), *_parameters(method, longest)]
     if has_keys and path not in OPEN_PATHS:
@@ -128,7 +133,7 @@ def _complete_operation(
         answers["200"]["headers"] = {"X-Request-Id": _HEADERS["X-Request-Id"]}
     if method == "get":
         answers["200"]["content"] = _METRICS if path == "/metrics" else _JSON
-    types = DIALECT_OF[path].errors if path in DIALECT_OF else (ErrorAnswer,)
+    types = dialect.errors if dialect else (ErrorAnswer,)
     schemas = [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in types]
     refused = refusals(path, method, has_keys)
     for status in sorted({error.status for error in refused}):
