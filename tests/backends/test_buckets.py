@@ -123,17 +123,14 @@ def test_the_known_batch_of_each_bucket_fills_it(most, rows_per_tile):
 @pytest.mark.parametrize("sizes", [Bucket(1, 0, 0), Bucket(17, 5, 3), Bucket(4096, 200, 4096)])
 def test_places_do_not_overlap(sizes):
     places = Places.of(sizes, partial(table_places, 3))
+    parts = [*places.arrays.slices, *(slice(table.start, table.end) for table in places.tables)]
+    sizes_of_arrays = [part.stop - part.start for part in parts[:5]]
+    assert sizes_of_arrays == [sizes.tokens] * 3 + [sizes.scored, 2]
     used = np.zeros(places.end, int)
-    counts = (sizes.tokens,) * 3 + (sizes.scored, 1, 1)
-    for part, count in zip(places.arrays.slices, counts, strict=True):
-        assert part.stop - part.start == count
+    for part in parts:
         used[part] += 1
-    for table in places.tables:
-        used[table.start : table.end] += 1
     assert used.max() == 1
-    starts = [part.start for part in places.arrays.slices]
-    starts += [table.start for table in places.tables]
-    assert all(start % 16 == 0 for start in starts)  # in int32 words: kernels want aligned starts
+    assert all(part.start % 16 == 0 for part in parts)  # in int32 words: kernels want it
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def check(model, result, prompts):
 def test_chunks(tiny_model, rng, max_batch_tokens):
     """A query over several batches and items longer than a batch, whose states chunks hand on."""
     directory, model = tiny_model("qwen3_5")
-    query = random_ids(rng, 40 if max_batch_tokens == 1 else 150)
+    query = random_ids(rng, 20 if max_batch_tokens == 1 else 150)
     items = [random_ids(rng, n) for n in (1, 64, 2, 130, 63)]
     if max_batch_tokens == 1:
         items = [item[:5] for item in items]

@@ -13,8 +13,8 @@ from gpuscore.backends.torch import backend as torch_backend
 from gpuscore.backends.torch.compiler import eagerly
 from gpuscore.backends.torch.delta_net import layout
 from gpuscore.backends.torch.delta_net.layer import DeltaNetPass
-from gpuscore.backends.torch.delta_net.layout import lay_out_states
 from gpuscore.backends.torch.rows_in_c import in_c
+from gpuscore.backends.torch.words import WordPlaces
 from gpuscore.engine import jobs
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots, visible_rows
 from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
@@ -77,7 +77,17 @@ def test_a_state_that_others_begin_with_is_not_overwritten():
     pages = Pages.shuffled(np.random.default_rng(0), 4, 16).of(0, 20)
     two = [Segment(int32([0] * 2), 20, 0, states=[(2, 5)]), Segment(int32([0]), 20, 0)]
     with pytest.raises(ValueError, match="slot 5 is overwritten while others begin with it"):
-        lay_out_states(pack(two, [Prefix(20, pages, 5)]), 4, False)
+        layout.lay_out_states(pack(two, [Prefix(20, pages, 5)]), 4, False)
+
+
+@pytest.mark.parametrize(("count", "depth", "fits"), [(16, 2, 1), (17, 2, 0), (1, 3, 0)])
+def test_a_graph_has_room_for_few_held_states_and_depths(count, depth, fits):
+    segments = [
+        Segment(int32([0]), n % depth, n // depth, parent=n - 1 if n % depth else -1)
+        for n in range(count * depth)
+    ]
+    tables = layout.lay_out_states(pack(segments, [Prefix(0, NO_PAGES)] * count), 4, True)
+    assert WordPlaces.of(layout.rooms(64, 64, 4), 0).hold(tables) == fits
 
 
 @pytest.mark.parametrize("seed", range(4))

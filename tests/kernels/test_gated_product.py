@@ -91,7 +91,7 @@ def test_gate_and_up_in_the_wrong_order_are_refused(tiny_model, inside, monkeypa
         return replayed(x, weight.roll(len(weight) // 2, 0))
 
     monkeypatch.setattr(backend, "gated_product", swapped)
-    with pytest.raises(ConfigError, match="computes"):
+    with pytest.raises(ConfigError, match="differs from the reference"):
         Scorer(str(directory), device="cpu").close()
 
 

@@ -12,10 +12,6 @@ from packaging.requirements import Requirement
 from gpuscore_kernels import hopper
 from gpuscore_kernels.row_functions.build import BuildError
 
-needs_no_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("cutlass") is not None, reason="the compiler is installed"
-)
-
 
 def test_a_librarys_name_follows_from_sizes_and_source(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -29,7 +25,7 @@ def test_a_librarys_name_follows_from_sizes_and_source(tmp_path, monkeypatch):
     assert hopper.library_of("product") not in libraries
 
 
-@needs_no_compiler
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is not None, reason="it is installed")
 def test_what_is_missing_is_named_with_the_extra(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     assert hopper.why_not("attention", 128, 2).endswith("pip install 'gpuscore[hopper]'")

@@ -24,8 +24,7 @@ class Places(NamedTuple):
     @staticmethod
     def of(sizes: Bucket, table_places: TablePlaces, states: Sequence[Room] = ()) -> "Places":
         rows = (sizes.tokens,)
-        one = Room((1,))
-        rooms = Room(rows), Room(rows), Room(rows, -1), Room((sizes.scored,)), one, one, *states
+        rooms = Room(rows), Room(rows), Room(rows, -1), Room((sizes.scored,)), Room((2,)), *states
         arrays = WordPlaces.of(rooms, 0)
         return Places(arrays, table_places(sizes, arrays.end))
 
@@ -41,22 +40,23 @@ class PlannedBatch(NamedTuple):
     batch: PackedBatch
     arrays: Sequence[np.ndarray]
     tables: list[Any]  # of attention
+    lists: int  # the most words of their lists of any length
     places: Places
     replay: Replay | None = None
+
+    @property
+    def num_words(self) -> int:
+        """Return the most words that the batch takes, with the inputs of its label head."""
+        batch = self.batch
+        of_head = 2 * aligned(len(batch.label_token_ids)) + aligned(len(batch.score_rows))
+        return self.places.end + self.lists + aligned(1) + of_head
 
 
 def arrays_of(batch: PackedBatch) -> tuple[np.ndarray, ...]:
     """Return token ids, positions, slots and scored rows, and how many tokens and scored rows there
     are. Padding has token 0, and neither slot nor tile."""
-    counts = (np.array([count]) for count in (batch.num_tokens, len(batch.score_rows)))
-    return batch.token_ids, batch.positions, batch.slot_mapping, batch.score_rows, *counts
-
-
-def num_words(batch: PackedBatch, lists: int, places: Places) -> int:
-    """Return the most words that a batch takes, with those of lists of any length and the inputs of
-    its label head."""
-    of_head = 2 * aligned(len(batch.label_token_ids)) + aligned(len(batch.score_rows))
-    return places.end + lists + aligned(1) + of_head
+    counts = np.array([batch.num_tokens, len(batch.score_rows)])
+    return batch.token_ids, batch.positions, batch.slot_mapping, batch.score_rows, counts
 
 
 def write(planned: PlannedBatch, words: Int32Array) -> int:

@@ -24,7 +24,6 @@ from gpuscore.backends.torch.batch_words import (
     Places,
     PlannedBatch,
     arrays_of,
-    num_words,
     write,
     write_head,
 )
@@ -111,8 +110,7 @@ class GraphLauncher(Launcher):
         """
         words = answers = 0
         for batch in batches:
-            planned = self._plan(batch)
-            words = max(words, self._num_words(batch, planned.tables, planned.places))
+            words = max(words, self._plan(batch).num_words)
             statistics = (1 + 2 * batch.num_top) * len(batch.score_rows)
             answers = max(answers, len(batch.label_token_ids) + statistics)
         for _ in range(IN_FLIGHT):
@@ -150,7 +148,7 @@ class GraphLauncher(Launcher):
         self._planned = None
         if planned is None or planned.batch is not batch:
             planned = self._plan(batch)
-        buffers = self._take(self._num_words(batch, planned.tables, planned.places))
+        buffers = self._take(planned.num_words)
         try:
             return self._launch(planned, buffers)
         except BaseException:
@@ -172,22 +170,18 @@ class GraphLauncher(Launcher):
             self.launched += 1
         return self._answer(planned.batch, hidden, words, head, buffers)
 
-    def _num_words(self, batch: PackedBatch, tables: list[Any], places: Places) -> int:
-        return num_words(batch, self.attention.list_words(tables), places)
-
     def _plan(self, batch: PackedBatch) -> PlannedBatch:
         tables: list[Any] = self.attention.tables(batch)
         states = [] if self.linear is None else self.linear.tables(batch)
         arrays = *arrays_of(batch), *states
+        parts = batch, arrays, tables, self.attention.list_words(tables)
         sizes = Bucket(batch.num_tokens, self.attention.tiles(tables), len(batch.score_rows))
         bucket = find_bucket(self.buckets, sizes)
         if bucket is not None and bucket in self._graphs:
-            places = self._places_of[bucket]
-            fits = places.arrays.hold(arrays)
-            if fits and self._num_words(batch, tables, places) <= GRAPH_WORDS:
-                return PlannedBatch(batch, arrays, tables, places, self._graphs[bucket])
-        places = Places.of(sizes, self.attention.places, exact(states))
-        return PlannedBatch(batch, arrays, tables, places)
+            planned = PlannedBatch(*parts, self._places_of[bucket], self._graphs[bucket])
+            if planned.places.arrays.hold(arrays) and planned.num_words <= GRAPH_WORDS:
+                return planned
+        return PlannedBatch(*parts, Places.of(sizes, self.attention.places, exact(states)))
 
     def _take(self, words: int) -> Buffers:
         buffers = self._free.pop() if self._free else None
@@ -233,25 +227,23 @@ class GraphLauncher(Launcher):
         batch = filled_batch(
             bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
         )
-        tables = self.attention.tables(batch)
-        states = [] if self.linear is None else self.linear.tables(batch)
-        words = np.empty(self._num_words(batch, tables, places), np.int32)
-        end = write(PlannedBatch(batch, (*arrays_of(batch), *states), tables, places), words)
+        planned = self._plan(batch)._replace(places=places)
+        words = np.empty(planned.num_words, np.int32)
+        end = write(planned, words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
     def _forward(self, places: Places, words: Tensor) -> Tensor:
         """Return the hidden states of the scored rows after the final norm."""
-        parts = places.arrays.views(words)
-        token_ids, positions, slots, scored, num_tokens, num_scored, *states = parts
+        token_ids, positions, slots, scored, counts, *states = places.arrays.views(words)
         attention = self.attention.on_device(places.tables, words)
         empty = words[:0]
         context = ForwardContext(
             attention,
             KeptRows(self.pool, empty, empty, slots, read=attention.read),
             None if self.linear is None else self.linear.planned(states),
-            num_tokens=num_tokens,
-            num_scored=num_scored,
+            num_tokens=counts[:1],
+            num_scored=counts[1:],
         )
         return self.decoder(token_ids, positions, scored, context)
 

@@ -1,7 +1,8 @@
 """The reference of `common/start_check`: the decoder in plain torch, with masked attention."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,6 @@ from gpuscore.types.batch import PackedBatch, visible_rows
 from gpuscore_kernels.label_head import VocabStatistics, few_products
 
 HEAD_ROWS = 64  # rows whose logits over the whole vocabulary are in memory at a time
-NORMS = (
-    "input_layernorm",
-    "q_norm",
-    "k_norm",
-    "post_self_attn_layernorm",
-    "post_attention_layernorm",
-    "post_mlp_layernorm",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +116,7 @@ def reference(
 
 
 def _with_norms(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
-    norms = {name: getattr(layer, name) for name in NORMS}
-    return replace(layer, **{n: w.to(dtype) for n, w in norms.items() if w is not None})
+    """Convert a layer's norms, which alone are tensors of their own."""
+    parts = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    norms: dict[str, Any] = {n: w.to(dtype) for n, w in parts.items() if isinstance(w, Tensor)}
+    return replace(layer, **norms)

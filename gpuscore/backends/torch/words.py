@@ -13,7 +13,7 @@ from gpuscore_kernels.extend_attention.table import WordsT
 
 
 class Room(NamedTuple):
-    """Room for an array, and the number in those words that the array leaves free."""
+    """Room for an array that may have fewer rows, and the number in the words of the others."""
 
     shape: tuple[int, ...]
     filling: int = 0
@@ -46,11 +46,14 @@ class WordPlaces(NamedTuple):
 
         Return `tail`, because none has lists of any length behind it.
         """
-        for view, room, array in zip_longest(self.views(words), self.rooms, arrays):
-            if array is None or array.shape != room.shape:
-                view[...] = room.filling
+        for room, place, array in zip_longest(self.rooms, self.slices, arrays):
+            start = place.start
             if array is not None:
-                view[tuple(map(slice, array.shape))] = array[tuple(map(slice, room.shape))]
+                flat = array.reshape(-1)[: place.stop - start]
+                start += len(flat)
+                words[place.start : start] = flat
+            if start < place.stop:
+                words[start : place.stop] = room.filling
         return tail
 
     def views(self, words: WordsT) -> list[WordsT]:

@@ -55,14 +55,14 @@ class HopperAttention:
         behind = -(-(sizes.tokens + cached) // KEYS) * KEYS - sizes.tokens
         slots = Room((cached,), UNUSED)
         scored = Room((sizes.scored,), sizes.tokens)
-        rooms = slots, scored, Room((2, sizes.tokens)), Room((2, behind))
+        rooms = slots, scored, Room((sizes.tokens, 2)), Room((behind, 2))
         return (WordPlaces.of(rooms, start),)
 
     def on_device(self, places: tuple[WordPlaces, ...], words: Tensor) -> "HopperPass":
         slots, scored, own, cached = places[0].views(words)
-        every = torch.cat((own, cached), dim=1)
+        every = torch.cat((own.T, cached.T), dim=1)
         last = torch.searchsorted(scored, every, out_int32=True)
-        sides = (every, own.shape[1]), (last, scored.shape[0])
+        sides = (every, own.shape[0]), (last, scored.shape[0])
         rules = [(part, block_lists(part, rows, self.group)) for part, rows in sides]
         return HopperPass(self, slots, rules)
 
@@ -90,7 +90,7 @@ def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
         The pool's slots [P] of cached keys, and behind them `KEYS` zeros: a block that holds a key
         holds none behind it that is not finite.
         The scored rows.
-        Of each row's key [2, T], and of each cached one [2, P], the first row that sees it and the
+        Of each row's key [T, 2], and of each cached one [P, 2], the first row that sees it and the
         row behind the last.
     """
     starts = batch.cu_seqlens[:-1]
@@ -101,7 +101,7 @@ def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
     while (children := (ancestor >= 0).nonzero()[0]).size:
         np.maximum.at(last_seen, ancestor[children], ends[children])
         ancestor = np.where(ancestor >= 0, batch.parent[ancestor], -1)
-    batch_keys = np.stack([np.arange(batch.num_tokens), last_seen.repeat(ends - starts)])
+    batch_keys = np.column_stack([np.arange(batch.num_tokens), last_seen.repeat(ends - starts)])
 
     changed = (request[1:] != request[:-1]).nonzero()[0] + 1
     previous = request[changed - 1]
@@ -117,6 +117,6 @@ def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
     slots = pages[request[first[run]], page] * page_size + offset
 
     zeros = np.full(KEYS, ZEROS)
-    cached = np.stack([bounds[run], bounds[run + 1]])
+    cached = np.column_stack([bounds[run], bounds[run + 1]])
     arrays = np.concatenate([slots, zeros]), batch.score_rows, batch_keys, cached
     return [array.astype(np.int32) for array in arrays]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpuscore.backends.common.hf_config import DecoderConfig, DeltaNet
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.delta_net import layout
 from gpuscore.backends.torch.delta_net.states import StatePool
@@ -70,7 +70,7 @@ class DeltaNetBackend:
         """Return the layers over tables that are on the device already."""
         places, kept, chunks, begins, held, *walks = tables
         walked = Walks(chunks, tuple(walks), begins, held.shape[0])
-        return DeltaNetPass(self, self.net, places, kept, walked)
+        return DeltaNetPass(self, places, kept, walked)
 
     def prepare(self, batch: PackedBatch) -> "DeltaNetPass":
         """Prepare, once for all layers, what depends on lengths."""
@@ -83,15 +83,14 @@ class DeltaNetPass:
     """Linear attention of one batch."""
 
     model: DeltaNetBackend
-    net: DeltaNet
     places: Tensor
     kept: Tensor
     walks: Walks
 
     def run(self, layer: int, weights: DeltaWeights, projected: Tensor) -> Tensor:
         """Return the outputs [T, values] of a layer's projections [T, ...], before the last one."""
-        net = self.net
         model = self.model
+        net = model.net
         tails = model.pool.tails[layer]
         ends = net.convolved, projected.shape[1] - 2 * net.num_value_heads
         qkv, z, b_and_a = projected.tensor_split(ends, dim=1)
