@@ -200,7 +200,7 @@ def test_a_flaw_reaches_the_rows_that_see_it_alone(machine, dtype, flaw):
 @pytest.mark.parametrize("machine", ["native", "x86-64"])
 def test_sanitizers_find_nothing(machine, tmp_path):
     """Odd shapes in all formats on one thread, whose scratch memory then ends where it has to."""
-    flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"
+    flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1"
     runtimes = [
         subprocess.run(
             (cc(), f"-print-file-name={name}"), capture_output=True, text=True, check=True
