@@ -11,12 +11,11 @@ import select
 import signal
 import sys
 
+from gpuscore.exits import EXIT_FAILED, EXIT_SIGNAL, STOPS
+
 STANDARD_OUTPUT = 1
 STANDARD_ERROR = 2
-EXIT_FAILED = 1
-EXIT_SIGNAL = 128  # plus the signal's number
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:

@@ -68,7 +68,7 @@ def _table():
     table = {}
     for line in ROWS.replace("\n  ", " ").strip().splitlines():
         row, _, granted = line.partition(":")
-        names = {"errors", "types", *granted.split()}
+        names = {"errors", "exits", "types", *granted.split()}
         full = {n if n in HEAVY or n.startswith("gpuscore") else f"gpuscore.{n}" for n in names}
         table[f"gpuscore.{row}"] = full | {f"gpuscore.{row}"}
     return table
@@ -77,6 +77,7 @@ def _table():
 ALLOWED = {
     **_table(),
     "gpuscore.errors": set(),
+    "gpuscore.exits": set(),
     "gpuscore.types": {"gpuscore.errors", "gpuscore.types"},
     "gpuscore.types.stats": set(),
     "gpuscore.types.batch": {"gpuscore.types.batch"},

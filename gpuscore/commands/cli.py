@@ -32,17 +32,19 @@ from gpuscore.config.flags import (
 from gpuscore.config.options import options
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
+from gpuscore.exits import (
+    EXIT_CONFIG,
+    EXIT_ENGINE,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_TEMPORARY,
+    EXIT_USAGE,
+)
 from gpuscore.measure.arguments import add_measure
 from gpuscore.models.files import printable
 from gpuscore.system.extras import remedy
 from gpuscore.system.machine import commit
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_ENGINE = 70
-EXIT_TEMPORARY = 75
-EXIT_CONFIG = 78
 STANDARD_OUTPUT = 1
 STANDARD_ERROR = 2
 MAX_WAIT = 1.0  # seconds for a full pipe to be read

@@ -13,17 +13,16 @@ from typing import Any
 from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
+from gpuscore.exits import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
 from gpuscore.measure.bundle import Bundle, write_bundle
 from gpuscore.measure.compare import judged
 from gpuscore.measure.rates import tables
-from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, conclude, facts_of, now
+from gpuscore.measure.report import conclude, facts_of, now
 from gpuscore.measure.runner import BenchRun
 from gpuscore.measure.scenarios import SCENARIOS, Scenario, text_scenario
 from gpuscore.measure.targets import HttpTarget, meet, started
 from gpuscore.measure.workload import SENTENCES, TEXT
 from gpuscore.system.machine import local_machine, versions
-
-EXIT_INTERRUPTED = 130
 
 
 def bench(values: argparse.Namespace, settings: Settings) -> int:
@@ -59,7 +58,7 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
         write_bundle(Path(values.bench_output), Bundle(facts, servers, tuple(rows)))
         print(f"wrote {values.bench_output}")
     if "interrupted" in facts:
-        return EXIT_INTERRUPTED
+        return EXIT_SIGNAL + signal.SIGINT
     return EXIT_FAILED if any(row.error is not None for row in rows) else EXIT_OK
 
 

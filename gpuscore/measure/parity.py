@@ -9,10 +9,11 @@ from gpuscore.backends import Plan, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
+from gpuscore.exits import EXIT_OK
 from gpuscore.measure.bundle import Bundle, write_bundle
 from gpuscore.measure.compare import judged
 from gpuscore.measure.fingerprint import fingerprint
-from gpuscore.measure.report import EXIT_OK, conclude, now
+from gpuscore.measure.report import conclude, now
 from gpuscore.measure.runs import run_workload
 from gpuscore.measure.workload import TEXT, Workload, make_workload, query_numbers, read_tokenizer
 from gpuscore.models.hub import model_directory, model_name

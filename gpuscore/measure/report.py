@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 
 from gpuscore.errors import ConfigError
+from gpuscore.exits import EXIT_FAILED, EXIT_OK
 from gpuscore.measure.agreement import Agreement
 from gpuscore.measure.gates import Verdict
 from gpuscore.measure.results import Measured
 
-EXIT_OK, EXIT_FAILED = 0, 1
 HEAD = ("scores", "against", "max |d log p|", "p99", "mean", "max |d p|", "tau-b", "inversions")
 ABOUT = (
     "(in brackets the 95 % interval by bootstrap over queries; tau-b is the smallest of all "

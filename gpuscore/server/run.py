@@ -14,6 +14,7 @@ import uvicorn
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
+from gpuscore.exits import EXIT_FAILED, EXIT_OK
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import ACCEPTS, address_of, bind, connections_here
 from gpuscore.server.http.headers import ApiKeys, read_hosts
@@ -21,7 +22,7 @@ from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ANSWERS, Pacer, ScoringService
-from gpuscore.server.stopping import EXIT_ERROR, EXIT_OK, LAST_ANSWERS, DrainingServer
+from gpuscore.server.stopping import LAST_ANSWERS, DrainingServer
 from gpuscore.system.heap import return_large_blocks
 from gpuscore.system.log import LogWriter, logging_to
 
@@ -128,4 +129,4 @@ def _run(
         raise errors[0]
     ended = "" if server.exit_code == EXIT_OK else ", with requests in flight that got 503"
     server.say(f"gpuscore: stopped{ended}")
-    return EXIT_ERROR if service.failed else server.exit_code
+    return EXIT_FAILED if service.failed else server.exit_code

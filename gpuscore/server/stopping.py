@@ -12,13 +12,11 @@ from types import FrameType
 
 import uvicorn
 
+from gpuscore.exits import EXIT_OK, EXIT_SIGNAL
 from gpuscore.server.http.address import BACKLOG
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
 
-EXIT_OK = 0
-EXIT_ERROR = 1
-EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
 EVERY = 5.0  # seconds between two lines
 LAST_READS = 2.0  # seconds, once nothing is in flight, for refusing what the kernel has received
 LAST_ANSWERS = 1.0  # seconds for writing answers once all are known

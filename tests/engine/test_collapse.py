@@ -18,6 +18,7 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.start_checks import LENGTHS, check_collapse, known_labels, known_prompts
 from gpuscore.errors import ConfigError
+from gpuscore.exits import EXIT_OK
 from gpuscore.processes.worker import child
 from gpuscore.processes.worker.wire import (
     FromChild,
@@ -146,7 +147,7 @@ def test_the_engines_process(backend_of, allow, last):
         while not any(isinstance(message, (Refused, Ready)) for message in messages):
             messages += map(decoder(FromChild), pipe.read())
         pipe.close()
-        assert code.result(30) == child.EXIT_OK
+        assert code.result(30) == EXIT_OK
     told = next(message for message in messages if isinstance(message, (Refused, Ready)))
     assert isinstance(told, last)
     if not allow:

@@ -151,21 +151,35 @@ def test_a_request_that_ends_engines_does_not_end_them_all(replicas):
     check(request, replicas.score_all([request])[0].result(timeout=30))
 
 
+def test_closing_answers_what_waits(replicas):
+    """The last test of the shared replicas."""
+    assert replicas.about == "tape, 2 replicas"
+    futures = replicas.score_all([request_of(tape_child.HELD, n, query=0) for n in range(6)])
+    victims, start = pids(replicas), time.monotonic()
+    replicas.close()
+    assert time.monotonic() - start < 5
+    for future in futures:
+        with pytest.raises(Unavailable):
+            future.result(timeout=0)
+    replicas.wait_ended()
+    assert not any(map(running, victims))
+    assert isinstance(replicas.score_all([request_of()])[0].exception(timeout=0), Unavailable)
+
+
 def test_the_end_comes_when_no_replica_can_be_kept(make_replicas):
-    patience = Patience(delay=0.05, max_failures=2)
+    patience = Patience(delay=0.05, max_failures=1)
     replicas = make_replicas(patience=patience)
     replicas.wait_ready()
     clients = replicas.engines
-    for _ in range(3):  # one of them alone may fail more often
+    for _ in range(2):  # one of them alone may fail more often
         wait_until(lambda: clients[0].alive)
         os.kill(clients[0].pid, signal.SIGKILL)
         wait_until(lambda: not clients[0].alive)
     wait_until(lambda: clients[0].alive)
     assert not clients[0].ended.done()
-    for _ in range(2):
-        wait_until(lambda: clients[1].alive)
-        os.kill(clients[1].pid, signal.SIGKILL)
-        wait_until(lambda: not clients[1].alive)
+    wait_until(lambda: clients[1].alive)
+    os.kill(clients[1].pid, signal.SIGKILL)
+    wait_until(lambda: not clients[1].alive)
     wait_until(lambda: clients[1].alive, seconds=20)
     assert replicas.alive
     assert not clients[1].ended.done(), "the first one serves"
@@ -186,22 +200,6 @@ def test_a_replica_that_cannot_start_is_named(make_replicas):
     replicas = make_replicas("refuse")
     with pytest.raises(ConfigError, match="^replica [01] on cpu: /nowhere is refused$"):
         replicas.wait_ready()
-
-
-def test_closing_answers_what_waits(make_replicas):
-    replicas = make_replicas()
-    replicas.wait_ready()
-    assert replicas.about == "tape, 2 replicas"
-    futures = replicas.score_all([request_of(tape_child.HELD, n, query=0) for n in range(6)])
-    victims, start = pids(replicas), time.monotonic()
-    replicas.close()
-    assert time.monotonic() - start < 5
-    for future in futures:
-        with pytest.raises(Unavailable):
-            future.result(timeout=0)
-    replicas.wait_ended()
-    assert not any(map(running, victims))
-    assert isinstance(replicas.score_all([request_of()])[0].exception(timeout=0), Unavailable)
 
 
 # Two failures in a row end an engine that has no hopeful one beside it.

@@ -1,6 +1,7 @@
 """Servers that the tests of this folder share, and the canary around a test."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+import gpuscore
 from support.connections import KEYS, POISON, canary, connected
 from support.models import make_model
 from support.serving import QUICK, RunningServer, serving
@@ -125,6 +127,13 @@ def busy(full) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
+def small_batches(monkeypatch) -> None:
+    """Make each Scorer of a program start as soon as QUICK's servers do."""
+    quick = partial(gpuscore.Scorer, threads=1, max_batch_tokens=512)
+    monkeypatch.setattr(gpuscore, "Scorer", quick)
+
+
+@pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
@@ -136,20 +145,16 @@ def first_answers() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def servers_used() -> dict[str, httpx.Client]:
-    """The clients of the file's tests whose servers `unharmed` checks, by fixture name."""
-    return {}
-
-
-@pytest.fixture(scope="module")
-def _canaries(servers_used, first_answers) -> Iterator[None]:
-    yield
-    for name, client in servers_used.items():
+def servers_used(first_answers) -> Iterator[dict[str, httpx.Client]]:
+    """The clients of the servers that `unharmed` checks, by fixture name."""
+    used: dict[str, httpx.Client] = {}
+    yield used
+    for name, client in used.items():
         assert canary(client) == first_answers[name]
 
 
 @pytest.fixture
-def unharmed(request, _canaries, servers_used, first_answers) -> None:
+def unharmed(request, servers_used, first_answers) -> None:
     """Check after the file's tests that each server they used answers the canary as at first, bit
     for bit."""
     for name in ("client", "limited"):

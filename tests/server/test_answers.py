@@ -26,7 +26,7 @@ from gpuscore.dialects.paths import GENERATING_PATHS, TEXT_RANKING_PATH
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
 from support.connections import Connection, check_error, connected
 from support.error_table import covers
-from support.serving import QUICK, serving, wait_until
+from support.serving import SMALL, serving, wait_until
 from support.tape_engine import HELD, MARK
 from support.tape_servers import body_of, let_go, tape_server
 from support.wire import ANSWERED, LARGE, ODD
@@ -46,7 +46,7 @@ KINDS = {  # path -> the type of its answers
 def refusing():
     """A client of the demo model, on a server whose answers may have one byte."""
     with (
-        serving("demo", *QUICK, "--max-answer-bytes", "1") as running,
+        serving("demo", *SMALL, "--max-answer-bytes", "1") as running,
         connected(running) as client,
     ):
         yield client

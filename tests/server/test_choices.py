@@ -33,8 +33,7 @@ def client(model):
 
 @pytest.fixture(scope="module")
 def deterministic(model):
-    flags = (*QUICK, "--deterministic")
-    with serving(model[0], *flags) as running, connected(running) as opened:
+    with serving(model[0], *QUICK, "--deterministic") as running, connected(running) as opened:
         yield opened
 
 

@@ -16,7 +16,7 @@ from gpuscore.prompts.classes import Classes
 from gpuscore.prompts.discovery import ClassifierHead, read_classifier_head
 from support.connections import check_error, connected
 from support.models import make_model, reference_logits
-from support.serving import QUICK, serving
+from support.serving import SMALL, serving
 
 TEXTS = ["a query and an item", "", "ein Satz", "naïve café " * 20]
 TEXTS[1] = "x"
@@ -42,7 +42,7 @@ def test_several_classes(tmp_path):
     model = make_model(tmp_path, "qwen3_classes", id2label=dict(enumerate(NAMES)))
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
-    with serving(tmp_path, *QUICK) as running, connected(running) as client:
+    with serving(tmp_path, *SMALL) as running, connected(running) as client:
         answer = classified(client)
         assert answer["labels"] == NAMES
         probs = np.array([entry["probs"] for entry in answer["data"]])
@@ -78,7 +78,7 @@ def test_one_class_and_a_reward_model(tmp_path):
     logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
     prompts = [f"[user] q\n[assistant] {text}\n" for text in TEXTS]
     rewards = reference_logits(model, [tokenizer.encode(prompt).ids for prompt in prompts])[:, 0]
-    with serving(directory, *QUICK) as running, connected(running) as client:
+    with serving(directory, *SMALL) as running, connected(running) as client:
         probs = [entry["probs"] for entry in classified(client)["data"]]
         np.testing.assert_allclose(probs, sigmoid(logits), atol=1e-4)
         results = client.post("/rerank", json={"query": "q", "documents": TEXTS}).json()["results"]
@@ -96,14 +96,14 @@ def test_the_numbers_of_a_regression(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(directory)
     pipe = TextClassificationPipeline(model=model, tokenizer=tokenizer)
     wanted = [[answer["score"]] for answer in pipe(TEXTS)]
-    with Scorer(str(directory), threads=1, max_batch_tokens=512) as scorer:
+    with Scorer(str(directory), threads=1, max_batch_tokens=64) as scorer:
         own = scorer.classify(TEXTS)
         np.testing.assert_allclose(own.probabilities, wanted, atol=1e-4)
         pairs = [("q", text) for text in TEXTS]
         ranked = scorer.score_pairs(pairs).scores
         raw = scorer.score_pairs(pairs, raw_scores=True).scores
         np.testing.assert_allclose(ranked, raw, atol=1e-5)
-    with serving(directory, *QUICK) as running, connected(running) as client:
+    with serving(directory, *SMALL) as running, connected(running) as client:
         data = classified(client)["data"]
         np.testing.assert_allclose([entry["probs"] for entry in data], wanted, atol=1e-4)
         body = {"query": "q", "documents": TEXTS}
@@ -130,7 +130,7 @@ def guard_directory(tmp_path_factory):
 
 
 def test_guards(guard_directory):
-    flags = (*QUICK, "--family", "llama-guard-3", "--max-model-len", "512")
+    flags = (*SMALL, "--family", "llama-guard-3", "--max-model-len", "512")
     tokenizer = Tokenizer.from_file(str(guard_directory / "tokenizer.json"))
     texts = ["a blue lamp", "a red rug"]
     ids = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
@@ -140,7 +140,7 @@ def test_guards(guard_directory):
     prompts = [f"[user]: {text}{ends}" for text in texts]
     prompts += [f"[user]: what is it?\n[assistant]: {text}{ends}" for text in texts]
     whole = [ids(prompt) + ids("\n\n") for prompt in prompts]
-    with Scorer(str(guard_directory), threads=1, max_batch_tokens=512) as scorer:
+    with Scorer(str(guard_directory), threads=1, max_batch_tokens=64) as scorer:
         wanted = scorer.score([], whole, label_token_ids=labels, apply_softmax=True).scores
     alone, answering = wanted[:2], wanted[2:]
     with serving(guard_directory, *flags) as running, connected(running) as client:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from support.programs import start
-from support.serving import QUICK
+from support.serving import SMALL
 
 CONNECTIONS = 400
 
@@ -24,7 +24,7 @@ CONNECTIONS = 400
     ids=["fewer than its connections need", "as many as needed"],
 )
 def test_descriptors(tmp_path, soft, hard, limit, taken):
-    words = [str(soft), str(hard), "serve", "demo", "--port", "0", *QUICK]
+    words = [str(soft), str(hard), "serve", "demo", "--port", "0", *SMALL]
     log = tmp_path / "log"
     with ExitStack() as opened:
         errors = opened.enter_context(log.open("wb"))

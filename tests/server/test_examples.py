@@ -31,7 +31,7 @@ def arguments_of(name, demo):
 
 
 @pytest.mark.parametrize("name", sorted(PRINTED))
-def test_examples_print_what_is_shown(demo, name, monkeypatch, capsys):
+def test_examples_print_what_is_shown(demo, small_batches, name, monkeypatch, capsys):
     """They run in this process, which has imported torch."""
     monkeypatch.setattr(sys, "argv", [name, *arguments_of(name, demo)])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")

@@ -1,5 +1,6 @@
 """Promise: /openapi.json explains every field, and every field marked as refused is refused."""
 
+import json
 import re
 
 import pytest
@@ -59,10 +60,8 @@ def test_what_is_marked_as_refused_is_refused_by_name(demo):
 
 
 KINDS = {"string": str, "number": int | float, "integer": int, "boolean": bool, "array": list}
-VALUES = (
-    *(True, 1, 1.5, -101, 101, "", "a b", "ü", "x" * 65, {}),
-    *([], [1], [1.5], [True], ["a"], [None], [{}], [[1]], [["a"]], [[{}]]),
-)
+VALUES = (True, 1, 1.5, -101, 101, "", "a b", "ü", "x" * 65, {}, [], ["a"])
+LISTS = ([1], [1.5], [True], [None], [{}], [[1]], [["a"]], [[{}]])  # for fields that take a list
 
 
 def fits(schema, value):
@@ -90,7 +89,7 @@ def test_values_of_another_kind_are_refused_by_name(demo, path):
         example = PAIRS if body["title"] == "PairsBody" else dialect.example
         fields = body["properties"] if dialect.answers else {}
         for name, field in fields.items():
-            for value in VALUES:
+            for value in (*VALUES, *(LISTS if "array" in json.dumps(field) else ())):
                 if not field.get("x-refused") and not fits(field, value):
                     count += 1
                     answer = demo.post(path, json=example | {name: value})

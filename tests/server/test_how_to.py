@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuscore.commands.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
+from gpuscore.commands.cli import make_parser
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import options
 from gpuscore.config.sources import read_settings
 from gpuscore.errors import GpuscoreError
+from gpuscore.exits import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY
 from support.pages import (
     HERE,
     HOW_TO,
@@ -46,7 +47,7 @@ def test_requests_of_other_servers_are_answered(demo, origin):
     assert all(text in answer.text for text in re.findall(r'"[^"]*"', shown))
 
 
-def test_programs_of_the_python_page_run(demo, tmp_path):
+def test_programs_of_the_python_page_run(small_batches, demo, tmp_path):
     for program in blocks(HOW_TO / "python.md", "python"):
         run_program(program.replace(HERE, str(demo.base_url).rstrip("/")), tmp_path)
 
@@ -63,7 +64,7 @@ def test_routes_that_are_not_there_are_not(demo):
     assert {demo.post(route, json={}).status_code for route in routes} == {404}
 
 
-def test_the_program_instead_of_sentence_transformers(tmp_path, capsys):
+def test_the_program_instead_of_sentence_transformers(small_batches, tmp_path, capsys):
     run_program(blocks(COMING, "python")[0], tmp_path)
     assert capsys.readouterr().out == blocks(COMING, "text")[-1]
 
@@ -107,7 +108,7 @@ def rows_of(file: str | Path) -> list[dict]:
     return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
-def test_rows_are_classified_in_this_process(tmp_path, monkeypatch, capsys):
+def test_rows_are_classified_in_this_process(small_batches, tmp_path, monkeypatch, capsys):
     """Runs the page's program with fewer rows."""
     monkeypatch.chdir(tmp_path)
     first, *_, program = blocks(MANY, "sh")

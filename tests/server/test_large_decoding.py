@@ -19,7 +19,7 @@ from gpuscore.dialects.score import ScoreBody
 from gpuscore.errors import TooManyItems
 
 LIMITS = RequestLimits()
-LISTS = [[i % 500] * (1 + i % 200) for i in range(2000)]
+LISTS = [[i % 500] * (1 + i % 200) for i in range(600)]
 ODD = ['"', "\\", "\\\\", '\\"', ",", "[", "{", "]", "}", "é", "\n", ""]
 TEXT = 'a], "[b] é \\ \\" ' * 20
 GOOD = {

@@ -16,7 +16,7 @@ from gpuscore.server.api.pages import DOCS, ROOT, UI
 from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
 from support.connections import connected
-from support.serving import QUICK, serving
+from support.serving import SMALL, serving
 
 PAGES = UI | DOCS
 OWN = sorted(path for path in ROOT.rglob("*.*") if not path.name.startswith("swagger-ui"))
@@ -117,7 +117,7 @@ def test_no_ui():
 
 @pytest.mark.slow
 def test_a_server_without_them():
-    with serving("demo", *QUICK, "--no-ui") as server:
+    with serving("demo", *SMALL, "--no-ui") as server:
         with connected(server) as http:
             assert http.get("/").json()["error"]["code"] == "not_found"
             assert http.get("/docs").status_code == 200

@@ -11,7 +11,7 @@ from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
 from support.connections import check_error, connected, same_answer
-from support.serving import QUICK, serving
+from support.serving import SMALL, serving
 
 RERANK = {"query": "a blue chair", "documents": ["A red lamp.", "A chair in blue.", "A scarf."]}
 TEI = {"query": "a blue chair", "texts": ["A red lamp."], "raw_scores": 3}
@@ -22,7 +22,7 @@ ALIASES = {"/ping": "/ready", "/v1/m:predict": "/rerank"}
 @pytest.fixture(scope="module")
 def client():
     limits = ("--max-items", "2", "--max-body-bytes", "4096")
-    started = serving("demo", *QUICK, *FLAGS, *limits, environment={"GPUSCORE_API_KEY": "k"})
+    started = serving("demo", *SMALL, *FLAGS, *limits, environment={"GPUSCORE_API_KEY": "k"})
     with started as server, connected(server, "k") as opened:
         yield opened
 

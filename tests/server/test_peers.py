@@ -60,9 +60,6 @@ def test_fields_are_answered_as_the_table_says(instructed, route, path):
 
     plain = post()
     assert plain.status_code == 200, plain.text
-    for field, value in route.get("accepted", {}).items():
-        answer = post(**{field: value})
-        assert answer.status_code == 200, (field, answer.text)
     null = post(**dict.fromkeys(fields_of(route).keys() - set(route.get("needed", ()))))
     assert null.status_code == 200, null.text
     neutral = route.get("neutral", {})
@@ -71,6 +68,11 @@ def test_fields_are_answered_as_the_table_says(instructed, route, path):
     for values in zip_longest(*neutral.values()):
         fields = {field: v for field, v in zip(neutral, values, strict=True) if v is not None}
         same_answer(post(**fields).json(), plain.json())
+    if path != (first := route["paths"][0]) and DIALECT_OF[path] is DIALECT_OF[first]:
+        return  # the first path's test sends the others
+    for field, value in route.get("accepted", {}).items():
+        answer = post(**{field: value})
+        assert answer.status_code == 200, (field, answer.text)
     for field, value in route.get("refused", {}).items():
         param, message = refusal(post(**{field: value}))
         assert param == field
@@ -116,7 +118,6 @@ def test_every_peer_has_all_its_routes():
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
-    """A client of a server with a classification model."""
     directory = tmp_path_factory.mktemp("classes")
     make_model(directory, "qwen3_classes", num_labels=2)
     with serving(f"classes={directory}", *QUICK) as running, connected(running) as opened:

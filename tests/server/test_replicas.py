@@ -11,7 +11,7 @@ import pytest
 from gpuscore import Scorer
 from gpuscore.commands.cli import main
 from support.connections import connected
-from support.serving import QUICK, children, serving, wait_until
+from support.serving import SMALL, children, serving, wait_until
 from support.watched_server import samples_of
 
 TWO = ("--devices", "cpu,cpu", "--kv-cache-size", "64MiB")
@@ -21,7 +21,7 @@ ITEMS = ["a chair in blue", "a red lamp", "a wool scarf"]
 
 @pytest.fixture(scope="module")
 def server():
-    with serving("demo", *TWO, *QUICK, engines=4) as started:
+    with serving("demo", *TWO, *SMALL, engines=4) as started:
         yield started
 
 
@@ -32,7 +32,7 @@ def ask(client, query):
 
 @pytest.fixture(scope="module")
 def expected():
-    with Scorer("demo", max_batch_tokens=512, threads=1) as scorer:
+    with Scorer("demo", max_batch_tokens=64, threads=1) as scorer:
         return {
             query: scorer.score(query, ITEMS, labels=["yes", "no"], apply_softmax=True).scores
             for query in QUERIES

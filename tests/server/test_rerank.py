@@ -9,7 +9,7 @@ import pytest
 
 from gpuscore import Scorer
 from support.connections import check_error, connected
-from support.serving import QUICK, serving
+from support.serving import SMALL, serving
 
 QUERY = "a blue lamp of steel"
 DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
@@ -123,14 +123,9 @@ LONG = ["blue lamp", "blue steel lamp, " * 200]
 @pytest.fixture(scope="module")
 def cutting():
     """A client of a server that cuts long documents for clients that say nothing."""
-    flags = (*QUICK, "--max-model-len", "512", "--rerank-truncate")
+    flags = (*SMALL, "--max-model-len", "512", "--rerank-truncate")
     with serving("demo", *flags) as running, connected(running) as opened:
         yield opened
-
-
-def test_a_long_document_is_refused(demo):
-    answer = rerank(demo, documents=["blue lamp", "blue steel lamp, " * 1500])
-    check_error(answer, 400, "prompt_too_long", "documents[1]")
 
 
 def test_truncation_is_reported(cutting):
@@ -168,6 +163,8 @@ def test_a_server_may_cut_for_clients_that_say_nothing(cutting):
 
 
 def test_errors_as_the_clients_read_them(demo):
+    long = rerank(demo, documents=["blue lamp", "blue steel lamp, " * 1500])
+    check_error(long, 400, "prompt_too_long", "documents[1]")
     refused = rerank(demo, top_n=-1)
     assert refused.json()["detail"] == "invalid_request: top_n"
     assert refused.text.count(refused.json()["error"]["message"]) == 1

@@ -14,7 +14,7 @@ import pytest
 from support.connections import connected, large_request, metric, post
 from support.families import qwen_like
 from support.models import make_model
-from support.serving import QUICK, serving, wait_until
+from support.serving import SMALL, serving, wait_until
 from support.slow import slow
 from support.terminal import on_terminal
 
@@ -84,7 +84,7 @@ def like_qwen(directory):
     ],
 )
 def test_the_printed_request_works(tmp_path, make, flags, path, field, family):
-    with serving(make(tmp_path / "a model"), *QUICK, *flags) as server:
+    with serving(make(tmp_path / "a model"), *SMALL, *flags) as server:
         shown = rest(server)
         rows = dict(re.findall(r"^  (.{9}) (.*)$", shown, re.MULTILINE))
         assert rows["family   "].startswith(family)
@@ -103,7 +103,7 @@ def test_the_printed_request_works(tmp_path, make, flags, path, field, family):
 
 def test_a_start_and_a_stop_on_a_terminal():
     """Shows, with an API key, the log's text, a request, and what a stop waits for."""
-    words = ("serve", "demo", "--port", "0", *QUICK)
+    words = ("serve", "demo", "--port", "0", *SMALL)
     with on_terminal(*words, GPUSCORE_API_KEY=KEY) as (process, screen):
         wait_until(lambda: "\ncurl " in screen.text, 60)
         command = re.search(r"^curl .*$", screen.text, re.MULTILINE)[0]
@@ -126,7 +126,7 @@ def test_a_start_and_a_stop_on_a_terminal():
 def test_a_stop_says_what_it_waits_for():
     flags = ("--no-log-requests", "--request-timeout", "55")
     with (
-        serving("demo", *QUICK, *flags) as server,
+        serving("demo", *SMALL, *flags) as server,
         connected(server) as client,
     ):
         body = large_request(6_000, apply_softmax=True)

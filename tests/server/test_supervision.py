@@ -110,9 +110,8 @@ def test_a_model_that_is_never_ready(tmp_path):
     assert "within --load-timeout 1.5 s" in log.read_text().splitlines()[-1]
 
 
-def test_the_child_dies_with_its_parent():
-    """It is stopped, so it can do nothing for that itself."""
-    with tape_server(fork=False) as (server, client):
+def test_a_stopped_child_dies_with_its_parent():
+    with tape_server() as (server, client):
         pid = engine_of(server)
         with in_flight(client, tape_child.STUCK):
             os.kill(pid, signal.SIGSTOP)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gpuscore.backends.torch.ranks.messages import BEAT
-from support.serving import QUICK, children, running, score, serving, wait_until
+from support.serving import SMALL, children, running, score, serving, wait_until
 
 BODY = {"query": [1, 2, 3], "items": [[4], [5]], "label_token_ids": [6, 7]}
 
@@ -21,7 +21,7 @@ def log(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(tiny_model, log):
     directory, _ = tiny_model("qwen3")
-    flags = ("--tensor-parallel", "2", "--device", "cpu", *QUICK)
+    flags = ("--tensor-parallel", "2", "--device", "cpu", *SMALL)
     with serving(directory, *flags, log=log, engines=3) as started:
         yield started
 

@@ -121,11 +121,9 @@ class StandbyProcess:
 
 
 class Standbys:
-    """Processes in standby, whose `start` takes the place of `Popen`, which starts later ones.
+    """Some processes in standby, each with some ranks of its own in standby.
 
-    Args:
-        count: of the processes.
-        ranks: that each of them keeps in standby itself.
+    `start` takes the place of `Popen`, which starts later ones.
     """
 
     def __init__(self, count: int, ranks: int = 0) -> None:

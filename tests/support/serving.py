@@ -16,6 +16,8 @@ from support.programs import ENGINES, STANDBY, Process, start, start_anew
 
 # Flags of servers that start sooner, because they warm up with small batches.
 QUICK = ("--threads", "1", "--max-batch-tokens", "512")
+# The same for servers that are to compute hardly anything.
+SMALL = ("--threads", "1", "--max-batch-tokens", "64")
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,12 @@ from gpuscore.config.served import ServedConfig
 from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import ServedModel
 from gpuscore.errors import ConfigError
+from gpuscore.exits import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL, STOPS
 from gpuscore.models.hub import MODEL_FILES, model_name
 from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.serving import load_model, read_files
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_SIGNAL = 128  # plus the signal's number
 REPORT_EVERY = 30.0  # seconds of scoring between reports
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Progress:

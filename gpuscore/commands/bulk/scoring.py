@@ -32,18 +32,15 @@ from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import scored_places
 
-_PLACE = re.compile(
-    r"\b(documents|input|items|queries)\[\d+\]"
-)  # names a row by its index in the request
+# Names a row by its index in the request.
+_PLACE = re.compile(r"\b(documents|input|items|queries)\[\d+\]")
 OK = 200
 ID_DIGITS = 24
 GROUP_ROWS = 2048  # most rows of one request
 # Most characters of one request, for each token of a batch. A request then takes about two batches,
 # so that results come every few seconds even on a slow machine.
 GROUP_TEXT = 8
-ALIKE = (
-    256  # rows whose first ALIKE characters are equal share a request, so these are computed once
-)
+ALIKE = 256  # characters; rows that begin alike share a request, so these are computed once
 BATCHES = 8  # full batches of tokens that are in flight for each replica
 MAX_LOSSES = 3  # a request that was in flight when so many engines ended counts as the cause
 PAUSE = 0.2  # seconds to wait while no engine runs

@@ -25,7 +25,6 @@ OUTPUT = "output.new"
 BAD_ROWS = "bad.new"
 _FILES = re.compile(r"job\.state(\.new)?|[0-9]+\.part(\.new)?|(output|bad)\.new")
 
-
 # A row's scores, a text that says why it is bad, or the answer to a request in JSON. None: the row
 # has no result yet.
 Result: TypeAlias = list[float] | str | bytes | None
@@ -106,9 +105,8 @@ def locked(output: Path) -> Iterator[JobFolder]:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.path.samestat(
-                os.fstat(lock), folder.path.stat()
-            )  # false if it was just removed
+            # False if the folder was just removed.
+            held = os.path.samestat(os.fstat(lock), folder.path.stat())
         except (BlockingIOError, FileNotFoundError):
             held = False
         if not held:

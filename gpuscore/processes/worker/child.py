@@ -17,6 +17,7 @@ from gpuscore.backends.base import Prepared
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
+from gpuscore.exits import EXIT_FAILED, EXIT_OK
 from gpuscore.processes.worker.wire import (
     Cancel,
     Failure,
@@ -41,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds between heartbeats
 TRIM = 4.0  # seconds without work, after which free memory is given back
-EXIT_OK = 0
-EXIT_FAILED = 1
 
 Prepare = Callable[[Path, ModelConfig], Prepared]
 

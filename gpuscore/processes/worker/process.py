@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from gpuscore.config import API_KEY_VARIABLE
+from gpuscore.exits import STOPS
 from gpuscore.processes.worker.wire import Pipe
 
 END = 1.0  # seconds that a process has to end by itself before it is killed
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # only the parent acts on these: it drains
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,7 +29,7 @@ class Patience:
 
 
 def ignore_stops() -> None:
-    """Ignore STOPS, and unblock them, because child processes would inherit the block."""
+    """Ignore STOPS, because only the parent acts on them; child processes inherit no block."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

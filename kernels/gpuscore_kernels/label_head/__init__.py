@@ -69,12 +69,17 @@ def label_logits(
         return triton.label_logits(hidden, weight, rows, label_ids, softcap=softcap)
     compute = torch.promote_types(hidden.dtype, torch.float32)
     logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
-    step = _power_of_two(CACHED_PIECE // (2 * hidden.shape[1]))  # both fit the caches together
+    hidden = hidden.to(compute)
+    step = _power_of_two(CACHED_PIECE // (2 * hidden.shape[1]))  # the caches hold both buffers
+    products = hidden.new_empty(min(step, len(rows)), hidden.shape[1])
+    weights = weight.new_empty(products.shape)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        products = hidden.index_select(0, rows[part]).to(compute)
-        products *= weight.index_select(0, label_ids[part])
-        logits[part] = _capped(products.sum(dim=1), softcap)
+        count = len(rows[part])
+        left = torch.index_select(hidden, 0, rows[part], out=products[:count])
+        right = torch.index_select(weight, 0, label_ids[part], out=weights[:count])
+        left *= right.to(compute)
+        logits[part] = _capped(left.sum(dim=1), softcap)
     return logits
 
 
