@@ -23,7 +23,7 @@ from gpuscore.dialects.dialect import (
     text_json,
 )
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
-from gpuscore.text.candidates import MAX_CANDIDATES, Candidates, PromptRows, following
+from gpuscore.text.candidates import Candidates, PromptRows, following
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.request import ScoreResult
@@ -214,7 +214,10 @@ def completion_json(
             text = sent.text(index, say) if options.echo else ""
             found = None
             if sent.candidates is not None:
-                found = answered[index].candidates(sent.candidates.num_rows(prompt))
+                of_prompt = answered[index]
+                logprobs = of_prompt.candidates(sent.candidates.num_rows(prompt))
+                lists = (row.tolist() for row in logprobs)
+                found = list_json(lists, max(1, NUMBERS // int(of_prompt.counts.max())))
             yield from _choice(index, text, _Entries(prompt, rows[index], options, say), found)
         yield b"]"
 
@@ -222,7 +225,7 @@ def completion_json(
 
 
 def _choice(
-    index: int, text: str, entries: "_Entries", candidates: Iterator[Float64Array] | None
+    index: int, text: str, entries: "_Entries", candidates: Iterator[bytes] | None
 ) -> Iterator[bytes]:
     options = entries.options
     texts = [text, entries.say(int(entries.rows.best_ids[-1]))] if options.next_token else [text]
@@ -239,8 +242,7 @@ def _choice(
     choice = CompletionChoice(index, HOLE, shown)
     if candidates is not None:
         choice.prompt_token_id_logprobs = HOLE
-        rows = (row.tolist() for row in candidates)
-        lists.append(list_json(rows, max(1, NUMBERS // MAX_CANDIDATES)))
+        lists.append(candidates)
     return in_pieces(choice, text_json(*texts), *lists)
 
 

@@ -308,5 +308,5 @@ def test_a_graph_that_computes_something_else_does_not_serve(backends, monkeypat
     runner = graphs.launcher
     monkeypatch.setattr(runner, "queue", WrongQueue(runner.queue.device))
     runner.release()
-    with pytest.raises(ConfigError, match=r"graph for 10 tokens computes .* choose --cuda-graph-t"):
+    with pytest.raises(ConfigError, match=r"for 10 tokens does not compute .* --cuda-graph-tokens"):
         runner.capture()

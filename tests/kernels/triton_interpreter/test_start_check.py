@@ -70,5 +70,5 @@ def test_a_hundredth_too_much_is_refused(start, monkeypatch, folder, name, famil
         return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
 
     monkeypatch.setattr(module, name, off)
-    with pytest.raises(ConfigError, match=r"--attention triton with --kernels triton computes"):
+    with pytest.raises(ConfigError, match=r"--attention triton with --kernels triton differs from"):
         start(family, layers=2 if family == "qwen3_5" else 1)
