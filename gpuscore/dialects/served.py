@@ -45,8 +45,8 @@ class ScoringEngine(Protocol):
 class Backlog:
     """The requests that were admitted and are not answered yet.
 
-    The event loop calls it, once its tokens are known: the engine itself refuses only what it has
-    no memory for.
+    The event loop calls `admit` when the number of tokens of a request is known. The engine itself
+    refuses a request only if it lacks memory for it.
 
     Args:
         config: the limits on requests, items and tokens in flight.

@@ -45,8 +45,8 @@ class Ticket:
     future: "Future[ScoreResult]"
     progress: Progress | None
     arrived_at: float  # seconds on the engine's clock
-    scheduled_at: float | None = None  # when its first batch was scheduled ...
-    launched_at: float | None = None  # ... and launched
+    scheduled_at: float | None = None  # when its first batch was scheduled
+    launched_at: float | None = None  # when its first batch was launched
     computed_tokens: int = 0
     rows_left: int = field(init=False)
     logits: Float32Array = field(init=False)  # [labels of all rows]

@@ -1,4 +1,4 @@
-"""The scenarios: experiments of the reports, as requests of random tokens that all differ."""
+"""The scenarios of `gpuscore bench`: experiments of published reports, with random tokens."""
 
 import math
 import zlib
@@ -67,7 +67,7 @@ class Mode:
         seconds: how long requests arrive.
         cold: the static tokens are different in each request, too.
         decodes: send to /v1/completions, which reads the prompts and decodes a token.
-        candidates: how many each item has; several are a set.
+        candidates: number of candidates in each item; more than one form a set.
         fraction: the fraction of the requests that is sent.
     """
 
@@ -92,7 +92,7 @@ class Mode:
 
     @property
     def sent(self) -> int:
-        """Requests of a measurement, at least as many as arrive in a second."""
+        """Number of requests that a measurement sends; at least one second's arrivals."""
         least = LEAST_DIVIDED if self.chunk is not None else math.ceil(self.rate or 1)
         return max(min(least, self.requests), round(self.requests * self.fraction))
 
@@ -195,7 +195,7 @@ def text_scenario(path: Path) -> Scenario:
 
 
 class Draws:
-    """Draws requests, the same for all servers, and never the same twice.
+    """Draws random requests: equal for all servers, different in each measurement.
 
     Args:
         vocab: token ids are below it.

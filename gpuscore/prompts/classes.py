@@ -44,7 +44,7 @@ class Classes:
 def build_classes(
     prompts: ModelPrompts, inputs: RerankInput, named: Sequence[str] | None
 ) -> tuple[ScoreRequest, Classes]:
-    """Return the request and its classes; only a guard puts the texts into a prompt of its own.
+    """Return the request and its classes. The texts are prompts as they are, except for a guard.
 
     Args:
         prompts: the model's builders.

@@ -143,7 +143,7 @@ _ALL = (
 )
 FAMILIES = {family.name: family for family in _ALL}
 # The family of process reward models, such as https://huggingface.co/Qwen/Qwen2.5-Math-PRM-7B. It
-# has no prompt for /rerank, as one score for all steps is not defined, but a token after each step.
+# has no prompt for /rerank, because a text has a score for each step, read at STEP_TOKEN after it.
 PRM = "prm"
 STEP_TOKEN = "<extra_0>"
 

@@ -305,8 +305,8 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     label_logits: Float32Rows
     lse: Float32Array | None  # [N]
-    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie ...
-    top_logits: Float32Array | None  # [N, num_top] ... and their logits, of those that `lse` sums
+    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie
+    top_logits: Float32Array | None  # [N, num_top] the logits of `top_ids`, as `lse` sums them
     computed_tokens: int
     timings: Timings
 

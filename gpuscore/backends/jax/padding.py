@@ -136,7 +136,7 @@ def _seen_blocks(
     tile = np.arange(len(chosen)) // sizes.tiling.rows
     segment = segment_of[chosen]
     begins = np.flatnonzero(np.diff(tile * segments + segment, prepend=-1))
-    stop = np.maximum.reduceat(chosen, begins) + 1  # the end of what they see of their own segment
+    stop = np.maximum.reduceat(chosen, begins) + 1  # rows see their own segment up to here
     tile = tile[begins]
     segment = segment[begins]
     ends = np.zeros((sizes.tokens // sizes.tiling.rows, sizes.tokens // keys + 1), np.int32)

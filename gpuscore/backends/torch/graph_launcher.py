@@ -84,8 +84,8 @@ class GraphLauncher(Launcher):
         self.linear = linear
         self.pool = attention.pool
         self.buckets = attention.buckets(graph_tokens)
-        self.replayed = 0  # batches that ran as graphs ...
-        self.launched = 0  # ... and as single launches
+        self.replayed = 0  # batches that ran as graphs
+        self.launched = 0  # batches that ran as single launches
         self._graphs: dict[Bucket, Replay] = {}
         self._places_of = {
             bucket: Places.of(

@@ -37,14 +37,14 @@ class Admission:
     def check(self, tenant: str, announced: int, received: int = 0) -> None:
         """Raise the error for a request that must be refused now.
 
-        Without an engine none is: the service answers those requests.
+        Without an engine no request is refused here: the service answers with the error.
 
         Args:
             tenant: the owner of the request's key.
             announced: bytes of its body that are still to come, as far as is known.
             received: bytes that it has here already.
         """
-        backlogs = self._service.models.backlogs  # whose request it is, its body tells
+        backlogs = self._service.models.backlogs  # the model is unknown until the body is read
         if not backlogs:
             return
         if self.requests >= backlogs[0].most_requests:
@@ -61,7 +61,7 @@ class Admission:
         seconds = min(self._config.max_queue_seconds, self._config.request_timeout)
         tokens = (received + announced) // BYTES_PER_TOKEN
         refusals = [backlog.wait_refusal(tokens, seconds) for backlog in backlogs]
-        # While one model has time, only `ScoringService.run` can tell that another has none.
+        # If some models have time and others have none, `ScoringService.run` decides.
         if (first := refusals[0]) is not None and None not in refusals:
             raise first
 
@@ -88,7 +88,7 @@ class Admission:
                 del self._tenants[request.tenant]
 
     def _check_bytes(self, received: int, announced: int) -> None:
-        """Raise Overloaded if other requests have bytes here and this one's make too many."""
+        """Raise Overloaded if other requests have bytes, and all together exceed the limit."""
         others = self.bytes - received
         limit = self._config.max_queued_bytes
         if others and others + received + announced > limit:

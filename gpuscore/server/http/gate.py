@@ -47,7 +47,7 @@ START_BYTES = 2**18
 SLICES = 8  # connections that parse in a round
 BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
-COUNT = "count"  # ... a function that counts bytes which do not arrive on the connection
+COUNT = "count"  # in it, too: a function that counts bytes which do not arrive on the connection
 _CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
 CLOSE = (b"connection", b"close")
 

@@ -14,8 +14,8 @@ from gpuscore.errors import GpuscoreError
 
 ResultT = TypeVar("ResultT")
 
-# Seconds of a round's length that allow one piece of work in the next round. A piece, the start or
-# the end of a request, takes about half a millisecond. Starts and ends are counted separately, so
+# For each PIECE seconds that a round took, the next may do one piece of work. A piece is the start
+# or the end of a request, about half a millisecond. Starts and ends are counted separately, so
 # work gets about half of the time, however many sockets must be read and refused. If work got much
 # more, long rounds would stay long.
 PIECE = 0.002
@@ -36,7 +36,7 @@ class Rounds(selectors.DefaultSelector):
         return ready
 
     def pieces(self, few: int) -> int:
-        """Return how many requests this round may start, or end: `few`, more after a long round."""
+        """Return how many requests this round may start, or end: at least `few`."""
         return max(few, int(self._last / PIECE))
 
     @property
@@ -48,8 +48,8 @@ class Rounds(selectors.DefaultSelector):
 async def in_time(
     awaitable: Awaitable[ResultT], deadline: float, late: Callable[[], GpuscoreError]
 ) -> ResultT:
-    """Return the result of `awaitable`; at `deadline`, of `monotonic`, cancel it and raise `late`'s
-    error."""
+    """Return the result of `awaitable`; at `deadline`, a time of `monotonic`, cancel it and raise
+    the error from `late`."""
     try:
         async with asyncio.timeout_at(deadline) as limit:
             return await awaitable

@@ -28,13 +28,13 @@ class Walks:
     slot of the pool, or -1 = zeros, or from -2 downwards a state that is held for later levels.
 
     Args:
-        chunks: int32 [n + 1, 4] the first row of each, and up to three places that get the state
-            after it, then -1; the last begins at T.
-        walks: of each level int32 [w, 3]: first chunk, the one behind the last, and the place of
-            the state. Every other level, the second first, has only walks of one chunk that keep no
-            state.
-        begins: int32 [T] the first of the rows that a row depends on: of its chunk, or of its own
-            segment where siblings share a chunk, which is all of its walk then, and is not kept.
+        chunks: int32 [n + 1, 4], for each chunk its first row, and up to three places that get the
+            state after it, padded with -1. The last entry has the row number T.
+        walks: int32 [w, 3] for each level, with a walk's first chunk, the chunk after its last, and
+            the place of its first state. The levels with odd indices have only walks of one chunk
+            that keep no state.
+        begins: int32 [T] the first row that each row depends on in its chunk: the chunk's first
+            row, or the first row of its segment if siblings share the chunk.
         held: how many states are held.
     """
 

@@ -154,8 +154,8 @@ class QueryTiles(NamedTuple):
     num_rows: Wide  # [n]
     first_piece: Wide  # [n]
     last_piece: Wide  # [n]
-    piece: Wide  # [p] first row of each piece ...
-    end: Wide  # ... and the row behind its last
+    piece: Wide  # [p] first row of each piece
+    end: Wide  # [p] the row after the last of each piece
     tile: Wide  # [p]
     run: Wide  # [p]
     alone: Flags  # [p] True if the tile has no other piece

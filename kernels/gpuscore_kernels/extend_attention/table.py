@@ -19,11 +19,11 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 # Columns of `TileTable.tiles`.
 (
-    ROW_START,  # first row of the tile in `rows` ...
-    NUM_ROWS,  # ... and number of rows
-    MASKED_START,  # in `masked`: first tile before the full ones ...
-    MASKED_AFTER,  # ... first tile after them ...
-    MASKED_END,  # ... and the end
+    ROW_START,  # first row of the tile in `rows`
+    NUM_ROWS,  # number of rows of the tile
+    MASKED_START,  # in `masked`: the first of the masked tiles before the full ones
+    MASKED_AFTER,  # in `masked`: the first of those after the full ones
+    MASKED_END,  # in `masked`: the end of those
     POOL_START,  # in `pool_tiles`: full tiles of the cached prefix
     POOL_END,
     NUM_PACKED,  # full tiles of this batch: the i-th starts at row

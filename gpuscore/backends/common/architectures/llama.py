@@ -16,8 +16,8 @@ def llama(raw: RawConfig, name: str) -> DecoderConfig:
 def granite(raw: RawConfig, name: str) -> DecoderConfig:
     """Read Granite: Llama with multipliers of embeddings, residuals, scores and logits.
 
-    The stream is kept divided by the residuals' multiplier, so what the layers add needs none; the
-    norms see the same numbers with an eps that is divided by its square.
+    The residual stream is stored divided by the residual multiplier, so the layers' outputs are
+    added as they are. Norms give equal results if their eps is divided by the multiplier squared.
     """
     bias = raw.flag("attention_bias")
     residual = raw.number("residual_multiplier", 1.0)

@@ -1,11 +1,11 @@
 """Tables of one batch for linear layers, made once and shared by all of them.
 
-A segment is divided into chunks of consecutive rows, also after each row whose state is kept, and
-walked from chunk to chunk. It begins with the state at the end of its segment's parent, or with a
-kept state, or with zeros, so the depth of a segment in its tree is its walk's level.
+A segment is divided into chunks of consecutive rows; a chunk also ends at each row whose state is
+kept. The walk over a segment's chunks begins with the last state of the parent segment, with a kept
+state, or with zeros. The depth of the segment in its tree is the level of its walk.
 
-Segments of one depth and beginning that nothing follows share chunks, so their walks are one: few
-rows in a chunk cost as much as many. The C functions do not know such chunks.
+Leaf segments of one depth that begin with the same state share chunks, and so one walk, because a
+chunk of few rows costs as much as one of many. The C functions do not support shared chunks.
 """
 
 from bisect import bisect_right
@@ -45,11 +45,11 @@ def lay_out_states(batch: PackedBatch, kernel: int, merge_siblings: bool) -> lis
     Returns:
         The places [T, kernel - 1] of the rows that each row's convolution sees before itself.
         `gpuscore_kernels.delta_net.reference` says what places are.
-        What `keep_tails` takes: first the tails that need rows of another slot, which later ones
-        may overwrite.
+        The argument of `keep_tails`. Tails that need rows of another slot come first, because
+        later tails may overwrite that slot.
         `Walks.chunks` and `Walks.begins`.
         [n, 0] for n states that are held: no words.
-        `Walks.walks`: at each depth those that go on, and the others.
+        `Walks.walks`: two arrays for each depth, first the walks that go on, then the others.
 
     Raises:
         ValueError: the state after a cached prefix is missing, or overwritten for others.
@@ -116,8 +116,8 @@ def lay_out_states(batch: PackedBatch, kernel: int, merge_siblings: bool) -> lis
 
 
 def _opens(bounds: Int32Array, alike: np.ndarray, merge_siblings: bool) -> np.ndarray:
-    """Return the segments with which walks begin: others follow one that they are like, unless it
-    goes on, in the same chunk."""
+    """Return the segments with which walks begin. Each other segment shares the chunk of the
+    segment before it: both have equal rows of `alike`, and neither goes on."""
     if not merge_siblings:
         return np.arange(len(alike))
     new = alike[1:, -1] | (alike[1:] != alike[:-1]).any(axis=1)
@@ -133,7 +133,7 @@ def _opens(bounds: Int32Array, alike: np.ndarray, merge_siblings: bool) -> np.nd
 
 
 def _check(batch: PackedBatch) -> None:
-    """Raise ValueError where a walk would not find the state that it begins with."""
+    """Raise ValueError if the state that a walk begins with is missing or overwritten."""
     lost = np.flatnonzero((batch.prefix_lens > 0) & (batch.prefix_states < 0))
     if len(lost):
         raise ValueError(f"the prefix of {batch.prefix_lens[lost[0]]} tokens has no state after it")
