@@ -1,7 +1,6 @@
 """Promise: `gpuscore bench` times only right scores, over every API, and says in one line what a
 server refuses, loses or gets wrong."""
 
-import re
 import shutil
 import signal
 import subprocess
