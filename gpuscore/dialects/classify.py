@@ -120,7 +120,7 @@ def encode_classify(prepared: PreparedBody[ClassifyBody]) -> Iterator[bytes]:
     body = prepared.body
     labels = classes.labels
     raw = body.raw_scores or body.use_activation is False
-    request = prepared.asked if body.return_label_mass else None
+    request = prepared.engine_request if body.return_label_mass else None
     truncated = set(classes.truncated)
     step = max(1, NUMBERS // len(labels))
 

@@ -243,7 +243,7 @@ def encode_completion(prepared: PreparedBody[CompletionBody]) -> Iterator[bytes]
     results = prepared.results
     places = prepared.places
     if prepared.result is not None:  # of the undivided request
-        requests = (prepared.asked,)
+        requests = (prepared.engine_request,)
         results = (prepared.result,)
         places = [range(len(sent.ids))]
     answered: dict[int, PromptRows] = {}

@@ -74,13 +74,13 @@ class ItemsBody(ScoringBody, kw_only=True):
 
 
 def nulls(
-    values: Sequence[object], name: str, wanted: str = "a text"
+    values: Sequence[object], name: str, expected: str = "a text"
 ) -> Iterator[tuple[int, InvalidRequest]]:
     """Yield the place and the error of each null among a caller's values."""
     for index, value in enumerate(values):
         if value is None:
             param = f"{name}[{index}]"
-            message = f"{param} is null; it must be {wanted}"
+            message = f"{param} is null; it must be {expected}"
             yield index, InvalidRequest(message, param=param)
 
 
@@ -141,7 +141,7 @@ class PreparedBody(Generic[BodyT]):
         return cls(body, request, tokens, notes=notes, errors=errors)
 
     @property
-    def asked(self) -> ScoreRequest:
+    def engine_request(self) -> ScoreRequest:
         """The engine's request; it and `scores` raise ValueError if the engine was not asked."""
         if self.request is None:
             raise ValueError("the engine was not asked")
@@ -177,7 +177,7 @@ class PreparedBody(Generic[BodyT]):
         if not results:
             return 0
         computed = sum(result.computed_tokens for result in results)
-        return max(0, self.asked.num_prompt_tokens - computed)
+        return max(0, self.engine_request.num_prompt_tokens - computed)
 
 
 def never(_: object) -> bool:

@@ -97,7 +97,7 @@ def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | Non
     fields = _decode_fields(body, record, limits)
     query_name, queries = _side(fields, FIRST)
     document_name, documents = _side(fields, SECOND)
-    fields.check_cut()
+    fields.check_truncation()
     texts: list[str | None] = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]

@@ -50,8 +50,8 @@ class RankingBody(ItemsBody, kw_only=True):
         """True for raw scores in place of relevances."""
         return False in (self.use_activation, self.activation, self.softmax)
 
-    def check_cut(self) -> None:
-        """Raise InvalidRequest for numbers of tokens that no document can be cut to."""
+    def check_truncation(self) -> None:
+        """Raise InvalidRequest if a limit of tokens per document is invalid."""
         check_not_negative(self, "max_tokens_per_doc")
         if self.truncate_prompt_tokens not in (None, -1):
             raise InvalidRequest(

@@ -191,7 +191,7 @@ def _checked(body: RerankBody) -> RerankBody:
     or are not supported."""
     if (body.documents is None) == (body.texts is None):
         raise InvalidRequest("either documents or texts is required", param="documents")
-    body.check_cut()
+    body.check_truncation()
     if body.instruction is not None and body.instruct is not None:
         raise InvalidRequest("instruction and instruct exclude each other", param="instruct")
     field = "instruct" if body.instruction is None else "instruction"
@@ -244,7 +244,7 @@ def encode_rerank(prepared: PreparedBody[RerankBody]) -> Iterator[bytes]:
     with_mass = body.return_label_mass and scores
     masses = [None] * len(scores)
     if with_mass:
-        request = prepared.asked
+        request = prepared.engine_request
         masses = label_mass(prepared.scores, request.label_ids, request.trie).tolist()
     chosen = ((ranking.places[number], scores[number], masses[number]) for number in best)
     document = _document_of(prepared)

@@ -1,4 +1,4 @@
-"""The agreement of two that scored one workload: in log p, in order, and in the labels' mass."""
+"""Compares two sets of scores of one workload: log-probabilities, order of items, label mass."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ RANKED = 10  # least number of items in a ranking
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The agreement of scores with others that count as right.
+    """How far scores are from reference scores.
 
     Attributes:
-        reference, got: what scored.
+        reference, got: the scores, and the server or backend that they came from.
         log_p: differences of log-probabilities.
         mean: their mean size, with an interval by bootstrap over queries.
         p: largest difference of a probability or label mass.
@@ -44,7 +44,7 @@ class Agreement:
 def agree(reference: Measured, got: Measured, gap: float) -> Agreement:
     """Compare scores of the workload of `got`.
 
-    The order of two items over `gap` apart in `reference` is clear.
+    A pair of items is clear if its scores in `reference` differ by more than `gap`.
     """
     pairs = list(rankings(reference, got))
     counts = [inversions(right, other, gap) for right, other in pairs]
@@ -55,7 +55,7 @@ def agree(reference: Measured, got: Measured, gap: float) -> Agreement:
         log_p=errors(log_p_differences(reference, got)),
         mean=mean(_sizes_by_query(reference, got)),
         p=_largest_of_p(reference, got),
-        tau=float(np.min(taus)) if taus else None,  # NaN if one is: equal scores order nothing
+        tau=float(np.min(taus)) if taus else None,  # NaN if all scores of a ranking are equal
         inversions=sum(inverted for inverted, _ in counts),
         clear_pairs=sum(clear for _, clear in counts),
         mass=mass_error(got),
@@ -103,8 +103,8 @@ def _largest_of_p(reference: Measured, got: Measured) -> float:
 
 
 def mass_error(scored: Measured) -> float | None:
-    """Return by how much a label mass differs at most from the sum of its labels' probabilities;
-    None without masses."""
+    """Return the largest difference between a label mass and the sum of its labels'
+    probabilities; None without masses."""
     parts = []
     for case in _cases(scored):
         result = scored.results[case.name]
@@ -118,7 +118,7 @@ def mass_error(scored: Measured) -> float | None:
 
 
 def rankings(reference: Measured, got: Measured) -> Iterator[tuple[Float64Array, Float64Array]]:
-    """Yield both scores of each case's items by each of its labels.
+    """Yield two arrays for each label of each case: the items' scores in `reference` and `got`.
 
     Items with the same prompt are taken once.
     """

@@ -1,4 +1,4 @@
-"""`gpuscore bench`: meet the servers, run the scenarios, print tables and write the bundle."""
+"""`gpuscore bench`: inspect the servers, run the scenarios, print tables and write the bundle."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ from gpuscore.measure.rates import tables
 from gpuscore.measure.report import conclude, facts_of, now
 from gpuscore.measure.runner import BenchRun
 from gpuscore.measure.scenarios import SCENARIOS, Scenario, text_scenario
-from gpuscore.measure.targets import HttpTarget, meet, started
+from gpuscore.measure.targets import HttpTarget, inspect_server, started
 from gpuscore.measure.workload import SENTENCES, TEXT
 from gpuscore.system.machine import local_machine, versions
 
@@ -75,20 +75,20 @@ def _scenarios(values: argparse.Namespace) -> list[Scenario]:
 
 
 def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:
-    """Start and meet all servers; the stack ends them."""
+    """Start and inspect all servers; the stack ends them."""
     model = values.bench_model
     if model is None and not values.url:
         raise UsageError("nothing to time: give --url or --model")
     if model is None and values.serve:
         raise UsageError("--serve needs --model")
     targets = [
-        meet(url, url, _key(values.key_file, number), values)
+        inspect_server(url, url, _key(values.key_file, number), values)
         for number, url in enumerate(values.url)
     ]
     for options in (values.serve or [""]) if model is not None else ():
         name = " ".join([model.rstrip("/").rpartition("/")[2], *options.split()])
         url = stack.enter_context(started(model, options, values.patience))
-        targets.append(meet(name, url, None, values))
+        targets.append(inspect_server(name, url, None, values))
     names = [target.server.name for target in targets]
     if len(set(names)) < len(names):
         raise UsageError(f"{names[-1]} is named twice")

@@ -1,4 +1,4 @@
-"""Targets of measurements: servers at an address, or started here."""
+"""The servers that `gpuscore bench` measures: at a given address, or started here."""
 
 import argparse
 import shlex
@@ -29,8 +29,8 @@ class HttpTarget:
     """A server at an address.
 
     Attributes:
-        server: what is known of it, with its scores of the sample once they are taken.
-        wrong: why the scores of a mode are wrong, by the mode's name.
+        server: what is known about the server; its scores of the sample are added later.
+        wrong: reasons why scores are wrong, by the name of the load mode that they came from.
     """
 
     def __init__(self, url: str, key: str | None, server: Measured, patience: float) -> None:
@@ -58,16 +58,16 @@ class HttpTarget:
         return load.closed(pace) if isinstance(pace, int) else load.open(pace)
 
 
-def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> HttpTarget:
+def inspect_server(name: str, url: str, key: str | None, values: argparse.Namespace) -> HttpTarget:
     """Find out which model and API a server has.
 
     Args:
         name: what the tables call it.
-        values: options, which hold for all servers: `api`, which is that of the first answer
-            if it is None, `served_model`, `vocab_size`, and `patience`, in seconds.
+        values: options that all servers share: `api` (None = the first API that answers),
+            `served_model`, `vocab_size`, and `patience` in seconds.
 
     Raises:
-        UsageError: the URL is invalid, or no API answers; with the server's words.
+        UsageError: the URL is invalid, or no API answers. The error quotes the server.
     """
     base = url.rstrip("/")
     try:
@@ -83,12 +83,12 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
         listed = str(first["id"]) if isinstance(first, dict) and "id" in first else None
         model = values.served_model or listed or str(info.get("model_id", "default"))
         api = _answering(http, url, [values.api] if values.api else list(APIS), model)
-    ours = info.get("gpuscore")
-    ours = ours if isinstance(ours, dict) else {}
+    details = info.get("gpuscore")
+    details = details if isinstance(details, dict) else {}
     facts = {name: info[name] for name in ("model_id", "model_dtype", "version") if info.get(name)}
     for fact in ("machine", "versions", "commit", "settings"):
-        facts[fact] = UNKNOWN if ours.get(fact) is None else ours[fact]
-    reported = ours.get("valid_token_ids")
+        facts[fact] = UNKNOWN if details.get(fact) is None else details[fact]
+    reported = details.get("valid_token_ids")
     vocab = values.vocab_size or (reported if isinstance(reported, int) else None)
     dtype = str(info.get("model_dtype", UNKNOWN)).split(" ")[0]
     server = Measured(name, model, dtype, api, vocab=vocab, facts=facts)
@@ -107,7 +107,7 @@ def _get_json(http: httpx.Client, path: str) -> dict[str, Any]:
 
 def _answering(http: httpx.Client, url: str, names: Sequence[str], model: str) -> str:
     """Return the first API that scores two items, or raise UsageError with all answers."""
-    said = ""
+    answers = ""
     for name in names:
         api = APIS[name]
         try:
@@ -115,16 +115,16 @@ def _answering(http: httpx.Client, url: str, names: Sequence[str], model: str) -
             if answer.status_code == 200:
                 api.read(answer.content, TINY)
                 return name
-            said = f"{said}; {api.path} gets {answer.status_code}: {refusal(answer.content)}"
+            answers = f"{answers}; {api.path} gets {answer.status_code}: {refusal(answer.content)}"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UsageError(f"--url {url}: no answer: {error}") from error
         except ValueError as error:
-            said = f"{said}; {api.path}: {error}"
-    raise UsageError(f"--url {url}: no API answers{said}")
+            answers = f"{answers}; {api.path}: {error}"
+    raise UsageError(f"--url {url}: no API answers{answers}")
 
 
 def refusal(body: bytes) -> str:
-    """Return a server's own words for an error, on one line."""
+    """Return the message of a server's error, on one line."""
     text = body.decode(errors="replace")
     try:
         content = msgspec.json.decode(body)
@@ -139,10 +139,10 @@ def refusal(body: bytes) -> str:
 def started(model: str, options: str, patience: float) -> Iterator[str]:
     """Start `gpuscore serve MODEL OPTIONS`; yield its address, and end it.
 
-    The server gives up a request no sooner than the client, unless OPTIONS say when.
+    The server's request timeout equals the client's, unless OPTIONS set another.
 
     Raises:
-        ConfigError: it does not start; with its own last words.
+        ConfigError: it does not start. The error quotes its last line.
     """
     command = [*(sys.executable, "-m", "gpuscore", "serve", model), "--port", "0"]
     command += ["--no-log-requests", "--request-timeout", str(patience), *shlex.split(options)]

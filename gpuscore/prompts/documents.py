@@ -18,7 +18,7 @@ from gpuscore.prompts.family import (
     filled,
 )
 from gpuscore.prompts.rerank_input import (
-    DocumentRoom,
+    DocumentTruncator,
     Rerank,
     RerankInput,
     prompts_of,
@@ -44,10 +44,11 @@ class FamilyPrompts:
             raise ConfigError(f"the model is a {family.name}, but has no tokenizer")
         self.family = family
         self._builder = builder
-        self._own: TextEncoder = builder.encoder
+        self._encoder: TextEncoder = builder.encoder
         parts = (*family.parts, *family.answering_parts)
-        frame = [self._own.plain_ids(filled(part)) for part in parts if not fields_of(part)]
-        self._foreign = self._own.for_callers(np.concatenate([NO_TOKENS, *frame]).tolist())
+        fixed = [self._encoder.plain_ids(filled(part)) for part in parts if not fields_of(part)]
+        fixed_ids = np.concatenate([NO_TOKENS, *fixed]).tolist()
+        self._caller_encoder = self._encoder.for_callers(fixed_ids)
         self._check_frame(part for part in parts if fields_of(part))
         self.label_ids = self._label_ids()
         self._template = DocumentTemplate(family.parts, family.strip)
@@ -194,13 +195,13 @@ class FamilyPrompts:
             closing = self._ids(template.after, values, begun=True)
         while len(closing) and closing[-1] == self.family.padding:
             closing = closing[:-1]
-        encoder = self._foreign.continuing if template.before else self._foreign
+        encoder = self._caller_encoder.continuing if template.before else self._caller_encoder
         head, _, tail = template.last.partition("{" + DOCUMENT + "}")
         head = filled(head, **values)
         tail = filled(tail, **values)
         around = len(shared) + len(closing)
         whole = [template.text(DOCUMENT, inputs.documents[index]) for index in indices]
-        documents = self._cut(inputs, whole, around, encoder=encoder, texts=(head, tail))
+        documents = self._truncate(inputs, whole, around, encoder=encoder, texts=(head, tail))
         with refused_controls(inputs.query_name):
             num_shared = len(shared) + encoder.num_shared(head, self._limit)
         pairs = zip(indices, whole, documents, strict=True)
@@ -242,7 +243,7 @@ class FamilyPrompts:
         except InvalidRequest:
             with refused_controls(inputs.query_name):
                 for text in around:
-                    self._foreign.plain_ids(text)
+                    self._caller_encoder.plain_ids(text)
             raise
 
     def _check_frame(self, parts: Iterable[str]) -> None:
@@ -282,7 +283,7 @@ class FamilyPrompts:
         """
         last = self.family.parts[-1]  # with fields it differs from prompt to prompt
         closing = "" if fields_of(last) else filled(last)
-        encoder = self._own.continuing if len(self.family.parts) > 1 else self._own
+        encoder = self._encoder.continuing if len(self.family.parts) > 1 else self._encoder
         before = encoder.plain_ids(closing) if closing else NO_TOKENS
         ids = encoder.plain_ids(closing + label)
         tokens = ids[len(before) :].tolist()
@@ -308,13 +309,13 @@ class FamilyPrompts:
         """Return the ids of parts; they begin the prompt unless it has begun."""
         arrays = [NO_TOKENS]
         for part in parts:
-            encoder = self._foreign if fields_of(part) else self._own
+            encoder = self._caller_encoder if fields_of(part) else self._encoder
             if begun or len(arrays) > 1:
                 encoder = encoder.continuing
             arrays.append(encoder.plain_ids(filled(part, **values), self._limit))
         return np.concatenate(arrays)
 
-    def _cut(
+    def _truncate(
         self,
         inputs: RerankInput,
         documents: list[str],
@@ -332,12 +333,12 @@ class FamilyPrompts:
             texts: the texts before and after the document in that part.
         """
         if (most := inputs.most_tokens) is not None:
-            documents = [self._foreign.first_tokens(text, most) for text in documents]
+            documents = [self._caller_encoder.first_tokens(text, most) for text in documents]
         if not inputs.fit:
             return documents
         with refused_controls(inputs.query_name):
-            space = DocumentRoom(encoder, *texts, self._limit - around)
-        shortened = [short for text in documents if (short := space.cut(text)) is not None]
+            truncator = DocumentTruncator(encoder, *texts, self._limit - around)
+        shortened = [short for text in documents if (short := truncator.truncate(text)) is not None]
         if len(shortened) < len(documents):
             raise PromptTooLong(
                 f"the query leaves no room for a document, the limit is {self._limit} tokens",

@@ -140,8 +140,8 @@ def formula_of(activation: Activation, scale: float, raw: str = "raw") -> str:
 
 def sigmoid(x: Float64Array) -> Float64Array:
     small = np.exp(-np.abs(x))
-    shares: Float64Array = np.where(x >= 0, 1.0, small) / (1.0 + small)
-    return shares
+    probabilities: Float64Array = np.where(x >= 0, 1.0, small) / (1.0 + small)
+    return probabilities
 
 
 def fields_of(part: str) -> list[str]:

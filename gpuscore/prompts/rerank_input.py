@@ -1,4 +1,4 @@
-"""A caller's query and documents, for the prompts of a family, and the room for them there."""
+"""A caller's query and documents, and truncation of documents that are too long."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -103,8 +103,8 @@ def prompts_of(groups: Sequence[Prompts], start: int) -> Iterator[Int32Array]:
 SURE = 8  # tokens: a document that leaves so many free fits, however it merges with its neighbours
 
 
-class DocumentRoom:
-    """The place of a document in the prompts of one query.
+class DocumentTruncator:
+    """Truncates documents so that their prompts fit the model's context; serves one query.
 
     Args:
         encoder: encodes the part of the prompt with the document.
@@ -112,7 +112,7 @@ class DocumentRoom:
         limit: tokens of that part.
 
     Raises:
-        OverLimit: there is no room even without a document.
+        OverLimit: the prompt is too long even without a document.
     """
 
     def __init__(self, encoder: TextEncoder, head: str, tail: str, limit: int) -> None:
@@ -123,7 +123,7 @@ class DocumentRoom:
         self._text = tail
         self._joined = encoder.joined(head, lambda _: [self._text], False, limit)
 
-    def cut(self, document: str) -> str | None:
+    def truncate(self, document: str) -> str | None:
         """Return the document if it fits, else its longest beginning of whole tokens that does.
 
         Return None if not even one token fits.

@@ -13,15 +13,15 @@ M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8  # mallopt(3)
 NEVER = -1  # M_TRIM_THRESHOLD: only `trim` gives the end of the heap back
 KEPT = 1 << 30  # bytes; larger blocks are few, and still go back at once
-# The environment's ways to set the same thresholds, which come first.
+# Environment variables that set the same thresholds. If one is set, it is kept.
 _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
 
 def collect_and_trim() -> None:
-    """Collect garbage, then `trim`; quick if the objects of the start are frozen (`gc.freeze`).
+    """Collect garbage, then `trim`. It is quick after `gc.freeze` at the end of the start.
 
-    Errors, their tracebacks and the frames in these form circles, and frames hold requests.
+    Errors, tracebacks and frames refer to each other in cycles, and frames refer to requests.
     """
     gc.collect()
     trim()

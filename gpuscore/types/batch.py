@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Int32Rows: TypeAlias = tuple[Int32Array, ...]
     Float32Rows: TypeAlias = tuple[Float32Array, ...]
 else:
-    # By these types the decoder of messages knows that it can create all arrays of a tuple at once.
+    # These types tell the decoder of messages to create all arrays of a tuple at once.
     Int32Rows, Float32Rows = (type(name, (tuple,), {}) for name in ("Int32Rows", "Float32Rows"))
 
 NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
@@ -69,8 +69,8 @@ class BackendLimits:
     vocab_rows: int  # valid token ids of prompts are 0 <= id < vocab_rows
     token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
     identity: str = ""  # model, revision and dtype that cached keys and values belong to
-    # If not 0, a row's result has the same bits in every batch, provided that the chunks of a
-    # sequence end at multiples of this number and that the query's length depends on it alone.
+    # If not 0, a row's result has the same bits in every batch, if chunks of a sequence end at
+    # multiples of this number, and the query segment's length depends on the query alone.
     deterministic_chunk: int = 0
     # The class names of a classification model, whose labels are classes. None = labels are tokens.
     classes: tuple[str, ...] | None = None
@@ -96,8 +96,8 @@ class PackedBatch:
 
     The mask rule: a token sees its request's cached prefix, all tokens of its segment's ancestors,
     and the earlier tokens of its own segment, itself included. It sees nothing else; there is no
-    delimiter token. `visible_rows` and `prefix_slots` are that rule as code. In a linear layer a
-    token's state holds the same tokens.
+    delimiter token. `visible_rows` and `prefix_slots` are that rule as code. In a linear layer
+    a token's state depends on the same tokens.
 
     The segments of a tree are in preorder: a segment's descendants follow it directly. A segment's
     first position is the number of tokens that it sees before its own.
@@ -158,8 +158,8 @@ class RowScores:
 
     label_logits: Float32Array  # [L]
     lse: Float32Array | None  # [N]
-    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie ...
-    top_logits: Float32Array | None  # [N, num_top] ... and their logits
+    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie
+    top_logits: Float32Array | None  # [N, num_top] the logits of `top_ids`
 
 
 @dataclass(frozen=True, slots=True)

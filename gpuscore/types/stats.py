@@ -11,8 +11,8 @@ class EngineCounters:
     computed_tokens: int
     cached_tokens: int  # tokens of prompts that were found in the prefix cache
     evicted_pages: int  # cached pages that were overwritten by others
-    oom_retried: int  # batches that ran out of memory and whose work was scheduled again ...
-    oom_failed: int  # ... or, at the smallest size, failed together with its request
+    oom_retried: int  # batches that ran out of memory and whose work was scheduled again
+    oom_failed: int  # batches of the smallest size that ran out of memory: their requests failed
     nonfinite_rows: int  # rows with NaN or infinity; an item is tried twice before it fails
     batch_items: int  # scored rows
     evicted_states: int = 0  # cached states that were overwritten by others
@@ -35,16 +35,16 @@ class EngineStats:
     pages_cached: int  # not in use, but the prefix cache can still find their content
     pages_used: int
     tokens_per_second: float  # while working, smoothed
-    # The same, over batches that are at least a quarter full only. Under load all batches are; a
-    # small batch uses a small part of the device. 0 until there was such a batch.
+    # Like `tokens_per_second`, but only over batches that are at least a quarter full, because
+    # small ones use a small part of the device. 0 before the first such batch.
     capacity: float
     counters: EngineCounters
     restarts: int = 0  # of its process; the counters continue after a restart
     heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
     tokens_left: int = 0  # of `tokens`, those that are neither computed nor cached
     running: int = 0  # of `requests`, those that have been in a batch
-    states_free: int = 0  # slots for states of linear layers ...
-    states_cached: int = 0  # ... not in use, but the prefix cache can still find them ...
+    states_free: int = 0  # slots for states of linear layers, like the pages above
+    states_cached: int = 0
     states_used: int = 0
 
     @property

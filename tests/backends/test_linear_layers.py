@@ -87,7 +87,7 @@ def test_a_graph_has_room_for_few_held_states_and_depths(count, depth, fits):
         for n in range(count * depth)
     ]
     tables = layout.lay_out_states(pack(segments, [Prefix(0, NO_PAGES)] * count), 4, True)
-    assert WordPlaces.of(layout.rooms(64, 64, 4), 0).hold(tables) == fits
+    assert WordPlaces.of(layout.table_specs(64, 64, 4), 0).hold(tables) == fits
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -11,7 +11,7 @@ from gpuscore.types.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch
 FEW_ROWS = 256  # the most rows whose attention scores are in memory at a time
-SOME_KEYS = 1024  # cached keys; a full batch takes more memory for its rows than for so many keys
+SOME_KEYS = 1024  # cached keys; they take less memory than the rows of a full batch
 LABELS = 16384  # labels of a largest batch; more than the label head handles in one tile
 
 
@@ -21,8 +21,8 @@ def warmup_batches(
     """Yield small batches of token 0, one for every layout.
 
     The layouts are: a query that fills a page; items on that page; a query with items in the same
-    batch; and each number of scored rows in `rows` with several most probable tokens, with one
-    and with none, since the label head has a kernel for each.
+    batch; and each number of scored rows in `rows`. The last runs three times, because the label
+    head has a kernel each for several, one and no most probable tokens.
     """
     size = min(max_tokens, SMALL)
     yield _batch([size], _Results(1), page_size, kept=min(page_size, size))

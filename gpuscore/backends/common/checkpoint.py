@@ -84,7 +84,9 @@ class CheckpointFiles:
             self._file_of |= dict.fromkeys(whole, _Renamed(file, whole))
 
     def tensor(self, part: str, name: str) -> Any:
-        """Return this shard of the stored tensor `name`, which must have the shape of `part`.
+        """Return this shard of the stored tensor `name`.
+
+        `part` is what the tensor is in the model, such as "embed"; it determines the shape.
 
         With framework "np", a float8_e4m3fn tensor is returned as uint8.
 
@@ -257,7 +259,7 @@ def _required(architecture: Architecture) -> Iterator[tuple[str, str]]:
 
 
 class _Renamed:
-    """An open file whose tensors are read by other names.
+    """An open file whose tensors have other names for the reader.
 
     Args:
         file: the file.
@@ -316,9 +318,8 @@ def weight_files(directory: Path) -> list[Path]:
     if content is None:
         raise ConfigError(
             f"{directory} has neither model.safetensors nor model.safetensors.index.json; "
-            "supported: safetensors (if the repository has pytorch_model.bin, download all of it "
-            "with `hf download NAME --local-dir DIR` and serve DIR: the error says how to convert "
-            "it)"
+            "supported: safetensors. If the repository has pytorch_model.bin, download all of it "
+            "(`hf download NAME --local-dir DIR`) and serve DIR: the server says how to convert it"
         )
     names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
     for name in names:

@@ -54,8 +54,8 @@ WITHOUT_QUERY = Tree((60,) * 6, (-1,) * 6)
 
 ABSOLUTE = 1e-4  # error that is always allowed, in standard deviations of the labels' logits
 IN_EIGHT_BITS = 5e-2  # the same for kernels that round activations to eight bits
-LEAST_SPREAD = 1e-2  # a lower bound of that standard deviation, in units of the largest score
-FACTOR = 3.0  # in half precision, so many times the reference's rounding error is allowed as well
+LEAST_SPREAD = 1e-2  # lower bound of that standard deviation, as a fraction of the largest score
+FACTOR = 3.0  # in half precision, this multiple of the reference's rounding error is added
 # The fraction of rows that must agree if rounding can change a row's experts, or the integer that
 # an activation is rounded to.
 MOST_ROWS = 0.8
@@ -151,7 +151,7 @@ class KnownRequests:
         return pack(segments, prefixes, num_top=num_top)
 
     def rows(self, pieces: Sequence[Piece]) -> Int32Array:
-        """Return the rows that the scored rows of `pieces` have in `packed`."""
+        """Return the indices in `packed` of the scored rows of `pieces`."""
         scored = [piece for piece in pieces if piece.scored]
         firsts = [self._first_rows[p.tree] + self._ends[p.tree][p.segment] for p in scored]
         ranges = [f + np.arange(p.start, p.stop) for f, p in zip(firsts, scored, strict=True)]

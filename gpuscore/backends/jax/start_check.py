@@ -1,4 +1,4 @@
-"""The reference of `common/start_check`: the decoder in plain jnp, with masked attention."""
+"""Reference scores for the check at start (`common/start_check`): the decoder in plain jnp."""
 
 from dataclasses import dataclass
 from functools import partial

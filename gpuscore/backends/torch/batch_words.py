@@ -8,7 +8,7 @@ import numpy as np
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.launcher import label_rows, statistics_rows
 from gpuscore.backends.torch.queues import Replay
-from gpuscore.backends.torch.words import Room, WordPlaces, exact
+from gpuscore.backends.torch.words import ArraySpec, WordPlaces, exact
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.extend_attention import aligned
 
@@ -22,10 +22,11 @@ class Places(NamedTuple):
     tables: tuple[Any, ...]  # of attention
 
     @staticmethod
-    def of(sizes: Bucket, table_places: TablePlaces, states: Sequence[Room] = ()) -> "Places":
-        rows = (sizes.tokens,)
-        rooms = Room(rows), Room(rows), Room(rows, -1), Room((sizes.scored,)), Room((2,)), *states
-        arrays = WordPlaces.of(rooms, 0)
+    def of(sizes: Bucket, table_places: TablePlaces, states: Sequence[ArraySpec] = ()) -> "Places":
+        tokens = ArraySpec((sizes.tokens,))
+        slots = ArraySpec((sizes.tokens,), -1)
+        specs = tokens, tokens, slots, ArraySpec((sizes.scored,)), ArraySpec((2,)), *states
+        arrays = WordPlaces.of(specs, 0)
         return Places(arrays, table_places(sizes, arrays.end))
 
     @property

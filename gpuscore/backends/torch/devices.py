@@ -137,8 +137,8 @@ class DeviceMemory:
     def peak(self, run: Callable[[], object]) -> int:
         """Return the bytes that `run` takes, in torch's allocator and outside of it.
 
-        Free blocks that the allocator keeps count as taken. Outside of it are the workspaces and
-        code of libraries, and other processes.
+        Free blocks that the allocator keeps count as taken. Memory outside of it holds libraries'
+        code and workspaces; what other processes take meanwhile counts, too.
         """
         self.trim()
         torch.cuda.reset_peak_memory_stats(self._device)

@@ -91,7 +91,7 @@ class GraphLauncher(Launcher):
             bucket: Places.of(
                 bucket,
                 attention.places,
-                () if linear is None else linear.rooms(bucket.tokens, bucket.scored),
+                () if linear is None else linear.table_specs(bucket.tokens, bucket.scored),
             )
             for bucket in self.buckets
         }

@@ -187,7 +187,7 @@ class Checkpoint:
         return QuantizedLinear(weight, scale, bias)
 
     def _ordered(self, part: str, weight: Tensor) -> Tensor:
-        """Reorder the rows of a q or k projection: rotated pairs become D / 2 apart in each head.
+        """Reorder the rows of a q or k projection as `_paired` does; return others unchanged.
 
         If queries have output gates, the gates of all heads come first. In the checkpoint each
         head's gates follow its queries.
@@ -201,10 +201,10 @@ class Checkpoint:
         return torch.cat((gates.flatten(0, 1), self._paired(queries.flatten(0, 1))))
 
     def _paired(self, weight: Tensor) -> Tensor:
-        """Reorder rows [H D, ...] so that rotated pairs are D / 2 apart in each head.
+        """Reorder rows [H D, ...] so that RoPE pairs row i of each head with row i + D / 2.
 
         RoPE rotates the first R numbers of a head, in pairs (i, i + R / 2). If the whole head is
-        rotated, the pairs are D / 2 apart already.
+        rotated, the rows are in that order already.
         """
         rotated = self.architecture.config.rotary_dim
         size = self.architecture.config.head_dim
@@ -286,7 +286,7 @@ class Checkpoint:
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:
-    # If any element is NaN, both ends are. This is ten times as fast as `isfinite` on each element.
+    # `aminmax` returns NaN if any element is NaN. It is ten times as fast as `isfinite`.
     if not all(math.isfinite(end) for end in torch.aminmax(tensor)):
         raise ConfigError(f"{what} holds NaN or infinity in {tensor.dtype}")
     return tensor

@@ -1,4 +1,4 @@
-"""The reference of `common/start_check`: the decoder in plain torch, with masked attention."""
+"""Reference scores for the check at start (`common/start_check`): the decoder in plain torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -116,7 +116,7 @@ def reference(
 
 
 def _with_norms(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
-    """Convert a layer's norms, which alone are tensors of their own."""
+    """Convert a layer's norms. They are the only fields that are plain tensors."""
     parts = {field.name: getattr(layer, field.name) for field in fields(layer)}
     norms: dict[str, Any] = {n: w.to(dtype) for n, w in parts.items() if isinstance(w, Tensor)}
     return replace(layer, **norms)

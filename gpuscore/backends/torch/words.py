@@ -1,4 +1,4 @@
-"""Arrays of one batch in a buffer of int32 words; a CUDA graph has room for larger ones."""
+"""Arrays of one batch in a buffer of int32 words, padded to the sizes of a CUDA graph."""
 
 import math
 from collections.abc import Sequence
@@ -12,56 +12,56 @@ from gpuscore_kernels.extend_attention import aligned, word_slices
 from gpuscore_kernels.extend_attention.table import WordsT
 
 
-class Room(NamedTuple):
-    """Room for an array that may have fewer rows, and the number in the words of the others."""
+class ArraySpec(NamedTuple):
+    """The largest shape of an array, and the number that pads a smaller one."""
 
     shape: tuple[int, ...]
-    filling: int = 0
+    padding: int = 0
 
 
 class WordPlaces(NamedTuple):
     """The places of arrays in the buffer, one after the other."""
 
-    rooms: Sequence[Room]
+    specs: Sequence[ArraySpec]
     slices: Sequence[slice]
 
     @staticmethod
-    def of(rooms: Sequence[Room], start: int) -> "WordPlaces":
-        return WordPlaces(rooms, word_slices([math.prod(room.shape) for room in rooms], start))
+    def of(specs: Sequence[ArraySpec], start: int) -> "WordPlaces":
+        return WordPlaces(specs, word_slices([math.prod(spec.shape) for spec in specs], start))
 
     @property
     def end(self) -> int:
         return aligned(self.slices[-1].stop)
 
     def hold(self, arrays: Sequence[np.ndarray]) -> bool:
-        """Return whether there is room for these arrays; there may be fewer of them."""
-        return len(arrays) <= len(self.rooms) and all(
+        """Return whether these arrays fit; there may be fewer of them than specs."""
+        return len(arrays) <= len(self.specs) and all(
             size <= most
-            for array, room in zip(arrays, self.rooms, strict=False)
-            for size, most in zip(array.shape, room.shape, strict=True)
+            for array, spec in zip(arrays, self.specs, strict=False)
+            for size, most in zip(array.shape, spec.shape, strict=True)
         )
 
     def write(self, arrays: Sequence[np.ndarray], words: Int32Array, tail: int = 0) -> int:
-        """Write arrays, without what is beyond their rooms, and fill the rest.
+        """Write arrays, truncated to their largest shapes, and pad the rest.
 
-        Return `tail`, because none has lists of any length behind it.
+        Return `tail`, because no list of any length follows these arrays.
         """
-        for room, place, array in zip_longest(self.rooms, self.slices, arrays):
+        for spec, place, array in zip_longest(self.specs, self.slices, arrays):
             start = place.start
             if array is not None:
                 flat = array.reshape(-1)[: place.stop - start]
                 start += len(flat)
                 words[place.start : start] = flat
             if start < place.stop:
-                words[start : place.stop] = room.filling
+                words[start : place.stop] = spec.padding
         return tail
 
     def views(self, words: WordsT) -> list[WordsT]:
-        """Return the arrays that are in these words, rooms and all."""
-        places = zip(self.slices, self.rooms, strict=True)
-        return [words[place].reshape(room.shape) for place, room in places]
+        """Return the arrays in these words, with their padding."""
+        places = zip(self.slices, self.specs, strict=True)
+        return [words[place].reshape(spec.shape) for place, spec in places]
 
 
-def exact(arrays: Sequence[np.ndarray]) -> list[Room]:
-    """Return rooms of the sizes of these arrays."""
-    return [Room(array.shape) for array in arrays]
+def exact(arrays: Sequence[np.ndarray]) -> list[ArraySpec]:
+    """Return specs with the shapes of these arrays."""
+    return [ArraySpec(array.shape) for array in arrays]

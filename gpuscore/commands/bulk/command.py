@@ -51,7 +51,7 @@ class Progress:
         self._began = self._reported = time.monotonic()
 
     def begin(self, rows: int, done: int) -> None:
-        """Start with the number of rows, and of those that have a result already."""
+        """Note the number of rows, and how many of them have a result already."""
         self.rows = rows
         self.done = done
         if done:

@@ -104,7 +104,7 @@ class _Worker:
                 future.cancel()
 
     def _tell(self, message: Message) -> None:
-        """Send a message from this thread, because the reading one may be loading the model."""
+        """Send a message from the calling thread; the main thread may be busy with loading."""
         self._pipe.put(partial(encode, message), now=True)
 
     def _score(self, messages: list[Score]) -> None:
@@ -141,10 +141,10 @@ class _Worker:
     def _beat(self, layers_done: Callable[[], int]) -> None:
         """Tell the parent the statistics, and for how long work has made no progress.
 
-        A batch may be long where the CPU is slow or shared: each layer, as far as the backend
-        tells, is progress. `running` counts a request until its batch is collected, also if it was
-        cancelled meanwhile. After TRIM seconds without work, memory that batches of many sizes left
-        in pieces goes back to the system; the next batch then takes a few milliseconds longer.
+        A batch can take long on a slow or shared CPU. So each layer counts as progress, if the
+        backend reports its layers. `running` counts a request until its batch is collected, also
+        if it was cancelled meanwhile. After TRIM seconds without work, fragmented free memory goes
+        back to the system; the next batch then takes a few milliseconds longer.
         """
         progress = None
         since = monotonic()

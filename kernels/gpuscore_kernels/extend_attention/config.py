@@ -19,9 +19,9 @@ from gpuscore_kernels.extend_attention.table import TileShape
 class TileConfig:
     """Sizes of the kernel's tiles, and how it is launched."""
 
-    block_m: int  # of a query tile: tokens times query heads of one KV head; a power of two, >= 16
-    block_n: int  # of a full tile; a power of two, >= 16
-    masked_n: int  # of a masked tile; a power of two, >= 16, that divides `block_n`
+    block_m: int  # rows of a query tile: tokens x query heads per KV head; a power of two, >= 16
+    block_n: int  # keys of a full tile; a power of two, >= 16
+    masked_n: int  # keys of a masked tile; a power of two, >= 16, that divides `block_n`
     num_warps: int
     num_stages: int
     is_steady: bool = False  # a row's tiles do not depend on other rows
@@ -45,8 +45,8 @@ class TileConfig:
 
 MAX_HEAD_DIM = 256
 Row: TypeAlias = Mapping[int, TileConfig]  # by head size, rounded up
-# L4, L40S, RTX PRO 6000, which have 99 KiB of shared memory: the most warps on a multiprocessor, of
-# tiles with at least 32 keys (docs/explanation/cuda-runner.md).
+# L4, L40S, RTX PRO 6000 have 99 KiB of shared memory. Of the configurations with at least 32 keys
+# per tile, these keep the most warps on a multiprocessor (docs/explanation/cuda-runner.md).
 _SMALL = {
     64: TileConfig(64, 32, 16, num_warps=4, num_stages=3),
     128: TileConfig(128, 32, 32, num_warps=8, num_stages=3),
@@ -59,8 +59,8 @@ _HALVES = {
         256: TileConfig(64, 32, 32, num_warps=8, num_stages=3),
     },
     89: _SMALL,
-    # H100, H200: timed on an H100 (bench/LOG.md). Of tiles of 64 rows a multiprocessor holds two,
-    # and one computes exponentials while the other multiplies.
+    # H100, H200: timed on an H100 (bench/LOG.md). A multiprocessor holds two tiles of 64
+    # rows: one computes exponentials while the other multiplies.
     90: {
         64: TileConfig(64, 64, 64, num_warps=4, num_stages=3),
         128: TileConfig(64, 64, 64, num_warps=4, num_stages=3),

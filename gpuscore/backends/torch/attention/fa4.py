@@ -2,8 +2,9 @@
 
 The cached keys of all requests are copied behind the keys of the batch (`qk_norm_rope_store`), so
 that all keys are rows of one tensor. The rows that see a key are consecutive: from the key itself
-to the last descendant of its segment, or, for a cached key, all rows of its request. So two numbers
-for each key state the mask rule (`gpuscore.types.batch.visible_rows`).
+to the last descendant of its segment, or, for a cached key, all rows of its request. So the
+mask rule (`gpuscore.types.batch.visible_rows`) becomes two numbers for each key: the first row that
+sees it, and the row after the last.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.buckets import Bucket, make_buckets
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.words import Room, WordPlaces
+from gpuscore.backends.torch.words import ArraySpec, WordPlaces
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.hopper import KEYS, ROWS, attend, block_lists, load
 
@@ -49,20 +50,20 @@ class HopperAttention:
         return 0
 
     def places(self, sizes: Bucket, start: int) -> tuple[WordPlaces, ...]:
-        """Return the places of a `key_table`, with room for blocks of keys; nobody sees the keys
-        that fill it."""
+        """Return the places of a `key_table`, padded to whole blocks of keys. No row sees the keys
+        of the padding."""
         cached = sizes.tiles * KEYS
         behind = -(-(sizes.tokens + cached) // KEYS) * KEYS - sizes.tokens
-        slots = Room((cached,), UNUSED)
-        scored = Room((sizes.scored,), sizes.tokens)
-        rooms = slots, scored, Room((sizes.tokens, 2)), Room((behind, 2))
-        return (WordPlaces.of(rooms, start),)
+        slots = ArraySpec((cached,), UNUSED)
+        scored = ArraySpec((sizes.scored,), sizes.tokens)
+        specs = slots, scored, ArraySpec((sizes.tokens, 2)), ArraySpec((behind, 2))
+        return (WordPlaces.of(specs, start),)
 
     def on_device(self, places: tuple[WordPlaces, ...], words: Tensor) -> "HopperPass":
-        slots, scored, own, cached = places[0].views(words)
-        every = torch.cat((own.T, cached.T), dim=1)
+        slots, scored, batch_keys, cached = places[0].views(words)
+        every = torch.cat((batch_keys.T, cached.T), dim=1)
         last = torch.searchsorted(scored, every, out_int32=True)
-        sides = (every, own.shape[0]), (last, scored.shape[0])
+        sides = (every, batch_keys.shape[0]), (last, scored.shape[0])
         rules = [(part, block_lists(part, rows, self.group)) for part, rows in sides]
         return HopperPass(self, slots, rules)
 
@@ -87,11 +88,11 @@ def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
     A cached prefix is listed once for each run of consecutive segments that have it.
 
     Returns:
-        The pool's slots [P] of cached keys, and behind them `KEYS` zeros: a block that holds a key
-        holds none behind it that is not finite.
-        The scored rows.
-        Of each row's key [T, 2], and of each cached one [P, 2], the first row that sees it and the
-        row behind the last.
+        1. The pool's slots [P] of the cached keys, then `KEYS` entries for keys of zeros. They fill
+           the last block that holds a key, so all numbers in that block are finite.
+        2. The scored rows.
+        3. For the key of each row, [T, 2]: the first row that sees it, and the row after the last.
+        4. The same for each cached key, [P, 2].
     """
     starts = batch.cu_seqlens[:-1]
     ends = batch.cu_seqlens[1:]

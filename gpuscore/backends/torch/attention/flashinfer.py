@@ -43,9 +43,9 @@ class ItemsLayout:
 def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     """Lay out a batch as sequences.
 
-    A root segment that has items becomes the end of their prefix, with causal attention. A parent
-    that is not a root is computed as an item of its own parent. Its items then get its keys and its
-    ancestors' keys once more in their prefix.
+    A root segment and its items form one sequence: the root ends the prefix, then the items follow.
+    A parent that is not a root is an item in its own parent's sequence. Its items form another
+    sequence, whose prefix has copies of its keys and of its ancestors' keys.
 
     Without a prefix, `longest` is the length of all items together, because FlashInfer's kernels
     for Hopper would otherwise read illegal memory (seen on an H100 with FlashInfer 0.7). They skip
@@ -123,8 +123,8 @@ class FlashInferAttention:
         device = self.pool.device
         if layout.longest.max(initial=0) > LONGEST_ITEM:
             raise ValueError(
-                f"an item has more than {LONGEST_ITEM} tokens, or all items of a request without a "
-                "query have more together"
+                f"an item is longer than {LONGEST_ITEM} tokens, or a request has no query and its "
+                f"items have more than {LONGEST_ITEM} tokens in all"
             )
 
         def tensor(values: NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:

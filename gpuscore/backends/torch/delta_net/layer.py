@@ -10,7 +10,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.delta_net import layout
 from gpuscore.backends.torch.delta_net.states import StatePool
-from gpuscore.backends.torch.words import Room
+from gpuscore.backends.torch.words import ArraySpec
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.delta_net import Walks
@@ -52,7 +52,7 @@ class DeltaNetBackend:
         self.config = config
         self.net = config.delta_net
         self.pool = pool
-        self._share = impl == "triton"
+        self._merge_siblings = impl == "triton"
         self.convolve = compiler(convolve)
         self.keep_tails = compiler(keep_tails)
         self.rule = compiler(delta_rule)
@@ -60,11 +60,11 @@ class DeltaNetBackend:
 
     def tables(self, batch: PackedBatch) -> list[Int32Array]:
         """Return what depends on lengths, for all layers."""
-        return layout.lay_out_states(batch, self.net.kernel, self._share)
+        return layout.lay_out_states(batch, self.net.kernel, self._merge_siblings)
 
-    def rooms(self, tokens: int, scored: int) -> list[Room]:
-        """Return room for the tables in a graph of so many tokens and scored rows."""
-        return layout.rooms(tokens, scored, self.net.kernel)
+    def table_specs(self, tokens: int, scored: int) -> list[ArraySpec]:
+        """Return the largest shapes of the tables in a CUDA graph."""
+        return layout.table_specs(tokens, scored, self.net.kernel)
 
     def planned(self, tables: Sequence[Tensor]) -> "DeltaNetPass":
         """Return the layers over tables that are on the device already."""

@@ -13,34 +13,34 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscore.backends.torch.words import Room
+from gpuscore.backends.torch.words import ArraySpec
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.delta_net import CHUNK_SIZE
 
 HELD, KEPT = 16, 32  # states of a batch that runs as a graph
 
 
-def rooms(tokens: int, scored: int, kernel: int) -> list[Room]:
-    """Return room for the arrays of `lay_out_states` in a graph of so many tokens and scored rows.
+def table_specs(tokens: int, scored: int, kernel: int) -> list[ArraySpec]:
+    """Return the largest shapes of the arrays of `lay_out_states` in a CUDA graph.
 
-    It is enough for queries and their items, or items of cached queries, with that many tokens and
-    scored rows, for few kept states, and for few queries with items. What is left is chunks, walks
-    and tails that do nothing.
+    They are enough for queries and their items, or items of cached queries, with `tokens` tokens
+    and `scored` scored rows, for few kept states, and for few queries with items. Chunks, walks
+    and tails of the padding do nothing.
     """
     chunks = min(tokens, tokens // CHUNK_SIZE + 2 * scored + KEPT)
     going_on = min(scored, tokens // CHUNK_SIZE + HELD + KEPT)
     return [
-        Room((tokens, kernel - 1), -1),
-        Room((KEPT + 1, kernel), -1),
-        Room((chunks + 1, 4)),
-        Room((tokens,)),
-        Room((HELD, 0)),
-        *(Room((walks, 3)) for walks in (going_on, scored) * 2),
+        ArraySpec((tokens, kernel - 1), -1),
+        ArraySpec((KEPT + 1, kernel), -1),
+        ArraySpec((chunks + 1, 4)),
+        ArraySpec((tokens,)),
+        ArraySpec((HELD, 0)),
+        *(ArraySpec((walks, 3)) for walks in (going_on, scored) * 2),
     ]
 
 
-def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> list[Int32Array]:
-    """Lay out `batch` for convolutions of `kernel` tokens, with chunks that siblings share or not.
+def lay_out_states(batch: PackedBatch, kernel: int, merge_siblings: bool) -> list[Int32Array]:
+    """Lay out `batch` for convolutions of `kernel` tokens, with shared chunks for siblings or not.
 
     Returns:
         The places [T, kernel - 1] of the rows that each row's convolution sees before itself.
@@ -57,12 +57,12 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> list[Int32Ar
     _check(batch)
     bounds = batch.cu_seqlens
     parent = batch.parent
-    own = np.arange(batch.num_tokens)
+    rows = np.arange(batch.num_tokens)
     root = np.where(batch.prefix_lens > 0, batch.prefix_states, -1)[batch.request_of]
     tail = np.where(root >= 0, -1 - (root + 1) * (kernel - 1), -1)  # its last row
-    before = own - 1
+    before = rows - 1
     before[bounds[:-1]] = np.where(parent >= 0, bounds[parent + 1] - 1, tail)
-    seen = [own]
+    seen = [rows]
     for _ in range(kernel - 1):
         last = seen[0]
         behind = np.where(last < -1, last + 1, -1)
@@ -86,7 +86,7 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> list[Int32Ar
     goes_on[inner] = True
     goes_on[np.searchsorted(bounds, batch.state_rows, side="right") - 1] = True
     alike = np.column_stack((depth, sources, batch.request_of, goes_on))
-    opens = _opens(bounds, alike, share)  # the segments with which walks begin
+    opens = _opens(bounds, alike, merge_siblings)  # the segments with which walks begin
 
     walked = np.append(bounds[opens], bounds[-1])
     starts = _starts(walked, batch.state_rows)
@@ -115,10 +115,10 @@ def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> list[Int32Ar
     return [np.ascontiguousarray(array, dtype=np.int32) for array in arrays]
 
 
-def _opens(bounds: Int32Array, alike: np.ndarray, share: bool) -> np.ndarray:
+def _opens(bounds: Int32Array, alike: np.ndarray, merge_siblings: bool) -> np.ndarray:
     """Return the segments with which walks begin: others follow one that they are like, unless it
     goes on, in the same chunk."""
-    if not share:
+    if not merge_siblings:
         return np.arange(len(alike))
     new = alike[1:, -1] | (alike[1:] != alike[:-1]).any(axis=1)
     opens = []
@@ -140,9 +140,9 @@ def _check(batch: PackedBatch) -> None:
     states = np.where(batch.prefix_lens > 0, batch.prefix_states, -1)[batch.request_of]
     segments = np.searchsorted(batch.cu_seqlens, batch.state_rows, side="right") - 1
     readers = states[batch.parent < 0]
-    for slot, own in zip(batch.state_slots.tolist(), states[segments].tolist(), strict=True):
+    for slot, read_slot in zip(batch.state_slots.tolist(), states[segments].tolist(), strict=True):
         count = np.count_nonzero(readers == slot)
-        if count > 1 or (count and slot != own):
+        if count > 1 or (count and slot != read_slot):
             raise ValueError(f"the state in slot {slot} is overwritten while others begin with it")
 
 

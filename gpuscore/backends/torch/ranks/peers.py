@@ -20,9 +20,9 @@ from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CAUSE_SECONDS = 10.0  # ending long to wait for the rank that made an all-reduce fail to end
+CAUSE_SECONDS = 10.0  # how long to wait for the end of the rank that made an all-reduce fail
 MAX_SILENCE = 5.0  # a rank without a heartbeat for so many seconds is killed
-CLOSE_SECONDS = 5.0  # ending long to wait for a rank to end after its socket was closed
+CLOSE_SECONDS = 5.0  # how long to wait for a rank to end after its socket was closed
 
 
 class Peers:
@@ -148,7 +148,7 @@ class Peers:
         """Kill ranks that are stopped or hang. While no batch runs, nothing else notices them."""
         checked = monotonic()
         while not (self._closing or self._ended.wait(BEAT)):
-            # A pause of this process, or of the machine, is not the ranks' silence.
+            # If this process or the machine was paused, that time is not counted as silence.
             passed = min(monotonic() - checked, 2 * BEAT)
             checked = monotonic()
             for rank in list(self._silence):
