@@ -24,7 +24,7 @@ from support.stepped_runner import run, submit
 from support.token_ids import random_ids
 
 JAX = {"backend": "jax"}
-SAME_BITS = {"deterministic": True}
+SAME_BITS = {"deterministic": True, "max_batch_tokens": 128}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def item_positions_are_shifted(monkeypatch):
     pack = jobs.pack_columns
 
     def shifted(segments, prefixes, **options):
-        scored = [ids is not None for ids in segments.label_ids]
+        scored = [len(ids) > 0 for ids in segments.label_ids]
         segments.start = [sum(pair) for pair in zip(segments.start, scored, strict=True)]
         return pack(segments, prefixes, **options)
 
@@ -80,7 +80,7 @@ def items_differ_with_their_company(monkeypatch):
     pack = jobs.pack_columns
 
     def dependent(segments, prefixes, **options):
-        scored = [index for index, ids in enumerate(segments.label_ids) if ids is not None]
+        scored = [index for index, ids in enumerate(segments.label_ids) if len(ids)]
         if len(scored) > 5:
             segments.token_ids[scored[0]] = segments.token_ids[scored[0]][::-1].copy()
         return pack(segments, prefixes, **options)
