@@ -28,10 +28,8 @@ class Option:
         unset: describes the default None.
         metavar: the value's name in the help; by default N or NAME, or the choices.
         common: shown by --help; the others are shown only by --help-all.
-        repeated: a flag that may be given several times. Its values are joined by commas, as they
-            are written in the environment and the file. MODEL needs no flag.
-        name: the field's name.
-        kind: the field's type: bool, int, float or str.
+        repeated: a flag that may be given several times; commas join its values. MODEL needs none.
+        name, kind: the field's name, and its type: bool, int, float or str.
     """
 
     default: Any

@@ -31,9 +31,8 @@ class ServedConfig:
 
     def located(self) -> "ServedConfig":
         """Return this with its directory; download the model first if necessary."""
-        config = self.config
-        directory = model_directory(config.model, config.revision, config.adapter)
-        return replace(self, directory=directory)
+        model = self.config
+        return replace(self, directory=model_directory(model.model, model.revision, model.adapter))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -45,8 +44,7 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
     """Return the models that MODEL names.
 
     Raises:
-        ConfigError: a name is malformed or comes twice, or a setting does not go with several
-            models.
+        ConfigError: a name is malformed or comes twice, or a setting needs a single model.
     """
     if re.search("[=,]", model.model) and not Path(model.model).expanduser().is_dir():
         pairs = [_pair(text) for text in model.model.split(",")]
