@@ -1,4 +1,4 @@
-"""The steps shared by the dialects that rank documents in the prompt of the model's family."""
+"""Routes that rank documents for a query: the steps that they share. Prompts are the family's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -19,9 +19,10 @@ _TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
 
 def collect_and_trim() -> None:
-    """Collect garbage, then `trim`. It is quick after `gc.freeze` at the end of the start.
+    """Collect garbage, then `trim`. This is quick, as the server's start ends with `gc.freeze`.
 
-    Errors, tracebacks and frames refer to each other in cycles, and frames refer to requests.
+    The collection comes first: errors, tracebacks and frames refer to each other in cycles, and
+    these keep requests in memory.
     """
     gc.collect()
     trim()
@@ -64,8 +65,8 @@ def keep_freed_blocks() -> None:
 def use_one_arena() -> None:
     """Have all threads share one arena; call it before there is a second thread.
 
-    `trim` can give back the end of this arena, and no thread keeps memory in an arena of its own
-    that the others need.
+    `trim` can give back the end of this arena. With an arena each, threads would keep memory that
+    other threads need.
     """
     _set_option(M_ARENA_MAX, 1)
 

@@ -121,8 +121,8 @@ class CheckpointFiles:
     def scale(self, part: str, name: str) -> Any | None:
         """Return the scale of the weight `name` as it is stored; None if it has none.
 
-        It is one number, a number per row of the weight, [O, 1] or [O], or one per block of
-        128 x 128, [O / 128, K / 128] rounded up.
+        Its shape is [] or [1] for one number, [O] or [O, 1] for a number per row of the weight,
+        and [O / 128, K / 128], rounded up, for a number per block of 128 x 128.
 
         Raises:
             ConfigError: the scale has another shape or dtype.
@@ -215,7 +215,7 @@ class CheckpointFiles:
         if storage and not any(n.endswith(f"weight{storage.scale}") for n in self._used):
             raise ConfigError(
                 "config.json has a quantization_config, but no weight of a linear layer has a "
-                f"scale, such as ...weight{storage.scale}; delete it if nothing is quantised"
+                f"scale, such as ...weight{storage.scale}; if nothing is quantised, delete that"
             )
         unread = [
             name

@@ -56,8 +56,8 @@ ABSOLUTE = 1e-4  # error that is always allowed, in standard deviations of the l
 IN_EIGHT_BITS = 5e-2  # the same for kernels that round activations to eight bits
 LEAST_SPREAD = 1e-2  # lower bound of that standard deviation, as a fraction of the largest score
 FACTOR = 3.0  # in half precision, this multiple of the reference's rounding error is added
-# The fraction of rows that must agree if rounding can change a row's experts, or the integer that
-# an activation is rounded to.
+# This fraction of the rows must agree. Rounding can choose other experts for the others, or turn
+# their activations into other integers.
 MOST_ROWS = 0.8
 
 
@@ -197,7 +197,8 @@ def check_start(choice: str, known: KnownRequests, chosen: Run, reference: Refer
         known: the requests.
         chosen: runs a batch with the chosen kernels.
     """
-    # The chosen kernels run first: after the reference, freed memory could hold right results.
+    # The chosen kernels run first: memory that the reference freed could hold right results, so a
+    # kernel that writes nothing would pass.
     results = [
         (description, known.rows(pieces), _numbers(chosen(batch)))
         for description, pieces, batch in known.batches()

@@ -196,7 +196,7 @@ def run_job(
             folder.save(JOB, known)
         left = sum(folder.results(*part).count(None) for part in enumerate(counts))
         progress.begin(sum(counts), sum(counts) - left)
-        if left or not counts:  # labels are checked without rows, too
+        if left or not counts:  # without rows the labels are still checked
             with loading() as served:
                 progress.loaded()
                 task = RequestTask if options.requests else TableTask

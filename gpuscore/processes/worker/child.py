@@ -104,7 +104,7 @@ class _Worker:
                 future.cancel()
 
     def _tell(self, message: Message) -> None:
-        """Send a message from the calling thread; the main thread may be busy with loading."""
+        """Send a message at once, from the calling thread."""
         self._pipe.put(partial(encode, message), now=True)
 
     def _score(self, messages: list[Score]) -> None:

@@ -1,7 +1,7 @@
 """Launch configurations of the Triton kernel: one per kind of GPU, head size and dtype.
 
-The table is fixed and nothing is tuned while serving, so a server's bits and speed do not depend on
-timings. The entries of compute capability 9.0 were timed. The others compile without spilling
+The table is fixed and nothing is tuned while serving, so scores and speed are the same at every
+start. The entries of compute capability 9.0 were timed. The others compile without spilling
 registers, and no such card has run them yet.
 """
 
@@ -74,7 +74,7 @@ _SINGLES = {
     128: TileConfig(32, 32, 32, num_warps=8, num_stages=1),
     256: TileConfig(32, 16, 16, num_warps=8, num_stages=1),
 }
-_INTERPRETED = TileConfig(64, 16, 16, num_warps=1, num_stages=1)  # fits the pages of a CPU
+_INTERPRETED = TileConfig(64, 16, 16, num_warps=1, num_stages=1)  # fits the KV pages of a CPU
 
 
 # Rows by (compute capability times ten, bytes of an element), then by head size rounded up.

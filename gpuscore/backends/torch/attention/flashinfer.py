@@ -44,13 +44,13 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     """Lay out a batch as sequences.
 
     A root segment and its items form one sequence: the root ends the prefix, then the items follow.
-    A parent that is not a root is an item in its own parent's sequence. Its items form another
-    sequence, whose prefix has copies of its keys and of its ancestors' keys.
+    An item that is itself a parent gets a second sequence for its children. The prefix of that
+    sequence is a copy of the keys of this parent and of its ancestors.
 
     Without a prefix, `longest` is the length of all items together, because FlashInfer's kernels
     for Hopper would otherwise read illegal memory (seen on an H100 with FlashInfer 0.7). They skip
     the tiles between the prefix and the first key that the longest item can reach, and continue
-    with the prefix's last tile. Without a prefix that tile has the number -1
+    with the prefix's last tile. Without a prefix, that tile has number -1
     (`kv_tile_idx_decrement` in attention/hopper/mainloop_mma.cuh and both loaders).
     """
     slots = [prefix_slots(batch, request, page_size) for request in range(len(batch.prefix_lens))]
