@@ -62,9 +62,8 @@ class Replicas:
         self.config = config
         self._lock = threading.Lock()
         self.tokens = [0] * len(replicas)
-        self._rerun = [0] * len(
-            replicas
-        )  # for each replica, how many requests ran again after it was lost
+        # For each replica, how many requests ran again after it was lost.
+        self._rerun = [0] * len(replicas)
         self._closing = False
 
     def wait_ready(self) -> BackendLimits:

@@ -10,10 +10,12 @@ allocator.
 
 import signal
 
+from gpuscore.exits import STOPS
+
 # A terminal sends its signals to all processes, but only rank 0 may act on them. This comes before
 # the imports, because those take seconds.
 if __name__ == "__main__":
-    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for _number in STOPS:
         signal.signal(_number, signal.SIG_IGN)
 
 import json
