@@ -17,7 +17,9 @@ from gpuscore.backends.torch.words import ArraySpec
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.delta_net import CHUNK_SIZE
 
-HELD, KEPT = 16, 32  # states of a batch that runs as a graph
+# The most states that a batch in a CUDA graph holds for later levels, and that it keeps in slots.
+HELD = 16
+KEPT = 32
 
 
 def table_specs(tokens: int, scored: int, kernel: int) -> list[ArraySpec]:
