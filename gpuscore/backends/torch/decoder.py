@@ -1,9 +1,9 @@
 """The decoder that all supported architectures share.
 
 Classes and attributes are named as in Hugging Face's `modeling_qwen3.py`, and for linear attention
-as in `modeling_qwen3_5.py`. What differs: a batch is one row of T tokens, as `types.batch` draws it;
-q, k and v are one product, gate and up another; and the next norm adds a block's output to the
-residual stream, because one kernel does both.
+as in `modeling_qwen3_5.py`. What differs: a batch is one row of T tokens (see `types.batch`); q, k
+and v are one product, gate and up another; and the next norm adds a block's output to the residual
+stream, because one kernel does both.
 
 Sizes: T tokens, N scored rows, E hidden size, I intermediate size, H heads, Hkv KV heads, D head
 size, V tokens of the vocabulary.
