@@ -263,7 +263,7 @@ class GraphLauncher(Launcher):
         received = buffers.answer[: ends[-1]]
         wait = self.queue.download(answer, received)
 
-        def finish() -> RowScores:  # it keeps no device memory, which the next batch may take
+        def finish() -> RowScores:  # holds no device memory, so that the next batch can use it
             wait()
             try:
                 values = received.numpy().copy()
