@@ -72,9 +72,7 @@ def places_of_all(models: Sequence[ServedConfig], devices: str | None) -> list[l
     cores: Iterator[tuple[int, ...]] = iter(_core_parts(engines)) if on_cpu else repeat(())
 
     def place(base: Placement, model: ModelConfig) -> Placement:
-        # No engine on a CPU can tell whether float32 fits for all.
-        placed = replace(model, device=device)
-        return structs.replace(base, model=placed, cores=next(cores))
+        return structs.replace(base, model=replace(model, device=device), cores=next(cores))
 
     return [[place(base, model.config) for base in bases] for model in models]
 

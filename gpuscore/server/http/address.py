@@ -9,8 +9,8 @@ from gpuscore.errors import ConfigError
 
 BACKLOG = 2048  # connections that the kernel holds for one socket
 ACCEPTS = 128  # connections that a round of the loop accepts: asyncio's own backlog
-# File descriptors for everything else, and for connections over the limit, which asyncio accepts and
-# closes some rounds later.
+# File descriptors for everything else, and for connections over the limit: asyncio accepts them and
+# closes them some rounds later.
 RESERVE = 4 * ACCEPTS
 
 
