@@ -28,6 +28,7 @@ from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.types.item_errors import ItemError, ItemErrors
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import scored_places
 
 # Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
 SMALL_ITEMS = 64
@@ -127,6 +128,11 @@ class PreparedBody(Generic[BodyT]):
     results: Sequence[ScoreResult] = ()
     model: str = ""
     record: RequestRecord = field(init=False)
+
+    @property
+    def scored_places(self) -> Sequence[int]:
+        """The indices in the body of the items of `request`."""
+        return scored_places(self.errors, self.body.num_items)
 
     @classmethod
     def of(

@@ -13,7 +13,6 @@ from gpuscore.dialects.wire import about
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.results import scored_places
 
 
 class RankingBody(ItemsBody, kw_only=True):
@@ -100,7 +99,7 @@ def prepare_ranking(
 
 def ranking_of(prepared: PreparedBody[RankingT]) -> DocumentScores:
     prompts, truncated = prepared.notes
-    places = scored_places(prepared.errors, prepared.body.num_items)
+    places = prepared.scored_places
     if not places:
         return DocumentScores(np.empty(0), places, truncated)
     raw = prompts.raw_scores(prepared.scores)

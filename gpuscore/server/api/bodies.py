@@ -44,7 +44,6 @@ from gpuscore.text.boundaries import announce
 from gpuscore.types.item_errors import renumbered
 from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord, record_of
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import scored_places
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -210,7 +209,7 @@ async def answer(
         try:
             prepared.result = await service.run(model, prepared.request, record)
         except NonfiniteScore as error:
-            raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
+            raise renumbered(error, prepared.scored_places) from error
     with nullcontext() if body.num_items is None else record.stage(RESPOND):
         if body.num_items is not None:
             record.prompt_tokens = prepared.prompt_tokens
