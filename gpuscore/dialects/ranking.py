@@ -16,7 +16,7 @@ from gpuscore.types.batch import Float64Array
 
 
 class RankingBody(ItemsBody, kw_only=True):
-    """The fields of the bodies of all these dialects."""
+    """The fields that the bodies of these routes share."""
 
     input: ClassVar[RerankInput]
     instruction: Annotated[
@@ -81,7 +81,7 @@ class DocumentScores:
 def prepare_ranking(
     model: LoadedModel, body: RankingT, truncate: bool = False
 ) -> PreparedBody[RankingT]:
-    """Build the engine's request; with `truncate`, from documents that are cut to fit.
+    """Build the engine's request. With `truncate`, documents are cut to fit the model.
 
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.

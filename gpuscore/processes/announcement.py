@@ -79,7 +79,7 @@ def _rows(directory: Path, name: str, model: LoadedModel) -> Iterator[tuple[str,
 
 
 def example(address: str, prompts: ModelPrompts, key: bool, model: str | None = None) -> str:
-    """Return a curl command that the model can answer, on one line; it names the model if asked."""
+    """Return a curl command that the model can answer, on one line; `model` is put in its body."""
     path, body = next(_requests(prompts))
     body = {**({} if model is None else {"model": model}), **body}
     authorization = '-H "Authorization: Bearer $GPUSCORE_API_KEY" ' if key else ""

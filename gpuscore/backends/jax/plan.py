@@ -201,7 +201,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     precision = choose_precision(config.quantization, architecture.storage, lambda: None)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
     model = architecture.config
-    pages = plan_pages(model, config, max_len=max_len, dtype=dtype, device=kind, again=0)
+    pages = plan_pages(model, config, max_len=max_len, dtype=dtype, device=kind, recomputed=0)
     pages = replace(pages, page_bytes=pages.size * _token_bytes(architecture.config, dtype, kind))
     check_weights(pages, free_memory(device), weight_bytes)
     return JaxPlan(

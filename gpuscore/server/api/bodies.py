@@ -144,12 +144,12 @@ def json_response(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type=JSON)
 
 
-PIECE_SENT = 2**16  # bytes; a connection waits for its client while about as many are on their way
+PIECE_SENT = 2**16  # bytes; a connection waits for its client once about so many are not taken
 
 
 class InPieces(Response):
-    """An answer that is sent as the client takes it, and never made whole: to join its pieces would
-    take the memory twice, and all threads would wait for it."""
+    """An answer that is sent piece by piece, as the client takes it. Joining the pieces would take
+    the memory twice, and all threads would wait for it."""
 
     def __init__(
         self, pieces: Iterable[bytes], kind: str = JSON, headers: Mapping[str, str] | None = None
@@ -185,7 +185,7 @@ async def answer(
     """Return the answer to a body.
 
     Args:
-        reserve: counts the bytes that the answer has at most; raises AnswerTooLarge or Overloaded.
+        reserve: called with the most bytes of the answer; raises AnswerTooLarge or Overloaded.
 
     Raises:
         GpuscoreError: the request is refused or has failed; each subclass is one code.
