@@ -37,7 +37,7 @@ class CompletionOptions:
 
     echo: bool  # the prompt itself
     next_token: bool  # the most probable token after it
-    logprobs: int | None  # 0: of the returned tokens; over 0: of as many best ones, too
+    logprobs: int | None  # 0: of the returned tokens; n: also of the n most probable tokens
 
     @property
     def every_position(self) -> bool:
@@ -63,7 +63,7 @@ class SentPrompts:
     candidates: Candidates | None = None
 
     def text(self, index: int, say: "TokenTexts") -> str:
-        """Return the text of a prompt, which `say` gives token by token without a tokenizer."""
+        """Return the text of a prompt. Without a tokenizer, `say` gives it token by token."""
         if self.texts is not None:
             return self.texts[index]
         ids = self.ids[index].tolist()
@@ -142,14 +142,14 @@ class TokenTexts:
 class PositionLogprobs:
     """Full-vocabulary log-probabilities at every position of a request's items, float64 [rows].
 
-    `label` equals a number of `top` exactly where the label is that token, and is smaller than all
-    of them elsewhere. This is enforced, because the two logits are summed in different orders, and
-    a token that is nearly as probable could come out above. So `label == best` tells whether greedy
-    decoding would have chosen the label (the lowest id, if logits are equal).
+    If the label is one of the `top` tokens, `label` equals that token's number; otherwise it is
+    smaller than all of `top`. This is enforced: the two logits are summed in different orders, so
+    rounding could put a nearly equal label above. Thus `label == best` exactly if greedy decoding
+    would have chosen the label (the lowest id, if logits are equal).
     """
 
     label: Float64Array
-    top: Float64Array  # [rows, num_top], the most probable tokens, the first ones first
+    top: Float64Array  # [rows, num_top], of the most probable tokens, in descending order
     top_ids: Int32Array  # [rows, num_top]
 
     @property
@@ -192,7 +192,7 @@ def completion_json(
     """Yield the answer as JSON, in pieces.
 
     Args:
-        answered: the engine's results, by prompt; empty if the engine was not asked.
+        answered: the engine's results, by prompt; empty if the request needs none.
         options: the parts that the request asks for.
         cached_tokens: number of tokens that were cached, for the usage.
         head: the values that the answer begins with.
@@ -276,7 +276,7 @@ class _Entries:
             yield float(self.rows.best[-1])
 
     def top(self) -> Iterator[dict[str, float] | None]:
-        """Yield, for each token, the most probable tokens in its place, and its own value."""
+        """Yield, for each token, its value and those of the most probable tokens in its place."""
         every = self.options.every_position
         rows = self.rows
         if every:

@@ -36,7 +36,7 @@ from gpuscore.types.request import MAX_TOP, ScoreRequest
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
 # share. Each gets as large a share of every batch as another caller's request.
 MAX_GROUPS = 16
-# Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
+# Log-probabilities of an answer, those of the best tokens included. Each takes about fifty bytes.
 MAX_ECHO_LOGPROBS = 2**19
 
 
@@ -195,8 +195,8 @@ def _rows_of_prompts(
     prompts: Sequence[Int32Array],
     candidates: Candidates | None,
 ) -> ScoreRequest:
-    """Return the engine's request for prompts that begin alike: every row, or with candidates
-    alone the rows that have some."""
+    """Return the engine's request for prompts that begin alike: for every row, or only for rows
+    with candidates if the answer needs no others."""
     every = body.options.every_position
     return request_of(
         prompts,

@@ -69,7 +69,8 @@ class CachedLaunch:
         self.options = options
         # Triton compiles separate code for some values of these numbers.
         self._specialized = operator.itemgetter(slice(unspecialized, None))
-        self._fit = _fits(unspecialized)
+        # Whether the unspecialized number, if any, fits 32 bits.
+        self._fit = (lambda numbers: -WORD <= numbers[0] < WORD) if unspecialized else _nothing
         self._dtypes = _dtypes_at(dtypes)
         self.codes: dict[tuple[object, ...], Code] = {}
         self._latest: tuple[Any, ...] = _NEVER
@@ -218,11 +219,6 @@ def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
         return lambda tensors, place=places[0]: tensors[place].dtype  # type: ignore[misc]
     chosen = operator.itemgetter(*places)
     return lambda tensors: tuple(map(dtype, chosen(tensors)))
-
-
-def _fits(unspecialized: int) -> Callable[[tuple[Number, ...]], object]:
-    """Return a function that tells whether the unspecialized number, if any, fits 32 bits."""
-    return (lambda numbers: -WORD <= numbers[0] < WORD) if unspecialized else _nothing
 
 
 def _nothing(_: Sequence[object]) -> None:

@@ -18,7 +18,7 @@ BLOCK = 2048  # elements of a program at most: 16 heads of 128
 # Of a thread, so that both sides of eight KV heads have eight each: 128 bits in half precision, the
 # widest load.
 ELEMENTS = 32
-COPIED = tl.constexpr(16)  # cached rows of the programs of a row
+COPIED = tl.constexpr(16)  # cached rows that the programs of one row copy
 ZEROS = tl.constexpr(-1)  # in place of a slot: the row becomes zeros; below: it is not written
 
 
@@ -133,7 +133,7 @@ def qk_norm_rope_store_kernel(
     """Norm, rotate and store a block of heads of one row.
 
     Each program loads cosines and sines of its row. Programs of queries norm and rotate both halves
-    of their heads. Programs of KV heads do the same with keys, and look whether all values are
+    of their heads. Programs of KV heads do the same with keys, and check whether all values are
     finite; then they store keys and values packed, and in pages. With READS, programs behind the
     batch's rows copy cached rows instead.
     """
