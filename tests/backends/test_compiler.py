@@ -17,15 +17,10 @@ from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.commands import doctor
 from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.row_functions import (
-    FORMATS,
-    AttentionFunctions,
-    DeltaFunctions,
-    RowFunctions,
-    find_prebuilt,
-    load,
-)
-from gpuscore_kernels.row_functions.build import LEVELS, build_ahead
+from gpuscore_kernels.row_functions.attention import AttentionFunctions
+from gpuscore_kernels.row_functions.build import FORMATS, LEVELS, build_ahead, find_prebuilt, load
+from gpuscore_kernels.row_functions.delta import DeltaFunctions
+from gpuscore_kernels.row_functions.functions import RowFunctions
 from support.models import random_ids, reference_logprobs
 from support.slow import slow
 
