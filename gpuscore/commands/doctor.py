@@ -219,7 +219,7 @@ def _compiler(checked: Checked) -> Iterator[Finding]:
     if shutil.which(cc()) is not None:
         yield Finding("C compiler", "OK", cc())
         return
-    remedy = "install gcc; without it, models of over 100 million parameters are slower"
+    remedy = "install gcc; without it, models are slower on a CPU"
     yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
 
 
