@@ -68,7 +68,7 @@ class DecoderConfig:
     output_gate: bool = False  # attention's output times the sigmoid of a projection
     activation: Literal["silu", "gelu_tanh"] = "silu"
     embed_scale: float = 1.0
-    stream_divisor: float = 1.0  # of the residual stream in front of all layers
+    stream_divisor: float = 1.0  # divides the scaled embeddings, the first residual stream
     logits_divisor: float = 1.0  # a power of two; the final norm's weight is divided by it
     attention_softcap: float | None = None
     final_softcap: float | None = None
