@@ -18,8 +18,6 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from gpuscore_kernels.launch import row_warps
-
 Number: TypeAlias = int | float
 
 ALIGNMENT = 16  # bytes; Triton compiles separate code for pointers that are not multiples of it
@@ -168,11 +166,12 @@ class CachedLaunch:
 def row_launch(
     kernel: Any, constants: Mapping[str, int], dtypes: Sequence[int] = (0,)
 ) -> CachedLaunch:
-    """Return the launch of a kernel in which each program holds "BLOCK" elements of a row.
+    """Return the launch of a kernel in which each program holds "BLOCK" elements of a row, 8 to 64
+    in a thread.
 
     `dtypes` are as in `CachedLaunch`.
     """
-    options = {"num_warps": row_warps(constants["BLOCK"])}
+    options = {"num_warps": min(16, max(1, constants["BLOCK"] // 256))}
     return CachedLaunch(kernel, constants, options, dtypes=dtypes)
 
 

@@ -38,7 +38,6 @@ from gpuscore.backends.torch.words import WordPlaces, exact
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
-from gpuscore_kernels.launch import next_power_of_two
 
 if TYPE_CHECKING:  # it needs Triton
     from gpuscore.backends.torch.attention.fa4 import HopperAttention
@@ -187,7 +186,7 @@ class GraphLauncher(Launcher):
         return PlannedBatch(*parts, Places.of(sizes, self.attention.places, exact(states)))
 
     def _make_buffers(self, words: int, answers: int) -> Buffers:
-        size = max(2**14, next_power_of_two(words))
+        size = 1 << max(14, (words - 1).bit_length())
         host = self.queue.host(size, torch.int32)
         return Buffers(host, host.numpy(), self.queue.host(answers, torch.float32))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.label_head import MAX_TOP, TILE_ROWS, VocabStatistics
-from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
+from gpuscore_kernels.launch import INTERPRETER, arch_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,14 +272,14 @@ def merge_slices_kernel(
 
 @chosen_once
 def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
-    block = min(LABEL_BLOCK, next_power_of_two(width))
+    block = min(LABEL_BLOCK, triton.next_power_of_2(width))
     constants = {"WIDTH": width, "BLOCK": block, "HAS_CAP": has_cap}
     return CachedLaunch(label_logits_kernel, constants, {"num_warps": 4}, dtypes=(0, 2, 3))
 
 
 @chosen_once
 def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: int) -> CachedLaunch:
-    columns = next_power_of_two(top) if top > 1 else 0  # 0: no lists of best tokens
+    columns = triton.next_power_of_2(top) if top > 1 else 0  # 0: no lists of best tokens
     best = {"TOP": top, "TOP_COLUMNS": columns}
     constants = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, **best}
     return CachedLaunch(
@@ -293,7 +293,7 @@ def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: i
 
 @chosen_once
 def _launch_merge(slices: int, top: int) -> CachedLaunch:
-    constants = {"SLICES": slices, "TOP": top, "TOP_COLUMNS": next_power_of_two(max(1, top))}
+    constants = {"SLICES": slices, "TOP": top, "TOP_COLUMNS": triton.next_power_of_2(max(1, top))}
     options = {"num_warps": BEST_WARPS if top > 1 else 1}
     return CachedLaunch(merge_slices_kernel, constants, options, dtypes=())
 

@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.launch import next_power_of_two
 from gpuscore_kernels.qk_norm_rope_store import Pages
 from gpuscore_kernels.reference import QkvHeads
 
@@ -208,10 +207,10 @@ def _launch(
 ) -> tuple[CachedLaunch, int]:
     """Return the launch for H, Hkv and D, and the number of programs of a row."""
     num_heads, num_kv_heads, head_dim = sizes
-    half = next_power_of_two(head_dim // 2)
+    half = triton.next_power_of_2(head_dim // 2)
     most = max(2, BLOCK // (2 * half))  # heads of a program; half of them have keys
-    of_queries = min(next_power_of_two(max(1, num_heads)), most)
-    of_keys = min(next_power_of_two(max(1, num_kv_heads)), most // 2)
+    of_queries = min(triton.next_power_of_2(max(1, num_heads)), most)
+    of_keys = min(triton.next_power_of_2(max(1, num_kv_heads)), most // 2)
     constants = {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
@@ -224,7 +223,7 @@ def _launch(
         "HAS_PAGES": has_pages,
         "ALL": checks_all,
         "READS": reads,
-        "ALL_KV": next_power_of_two(max(1, num_kv_heads)),
+        "ALL_KV": triton.next_power_of_2(max(1, num_kv_heads)),
     }
     warps = 2 * max(of_queries, 2 * of_keys) * half // (32 * ELEMENTS)
     launch = CachedLaunch(
