@@ -195,13 +195,13 @@ def _dtype(checked: Checked) -> Iterator[Finding]:
     state = f"instructions for {', '.join(['float32', *native])} ({', '.join(features) or 'none'})"
     result = "a model in bfloat16 is computed in float32"
     if "bfloat16" in native:
-        result = "so is a model in bfloat16"
+        result = "a model in bfloat16 is computed in it"
         used = [next(filter(known.get, names), "others") for names in _USED]
         state += "; those used in bfloat16 are {} in products, {} in attention".format(*used)
     yield Finding("CPU", "OK", f"{state}: with --dtype auto {result}")
 
 
-# Features, the best first, whose instructions oneDNN's products and attention in C use.
+# Features that oneDNN's products, and attention in C, can use; the best first.
 _USED = ("amx_bf16", "avx512_bf16"), ("avx512_bf16", "avx512_f", "avx2")
 _FEATURES = [
     "avx2",
@@ -222,7 +222,7 @@ def _compiler(checked: Checked) -> Iterator[Finding]:
     elif shutil.which(cc()) is not None:
         yield Finding("C compiler", "OK", cc())
     else:
-        remedy = "install gcc; without it, models of over 100 million parameters are slower"
+        remedy = "install gcc; without it, models are slower on a CPU"
         yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
 
 

@@ -84,7 +84,7 @@ def test_a_defect_is_found_at_start(tiny_model, monkeypatch, owner, name, family
 def test_auto_leaves_small_models_alone(tiny_model):
     assert not plan_backend(tiny_model()[0], ModelConfig()).compile
     assert compiler.use_compiler("auto", CPU, torch.float32, ALL)
-    assert not compiler.use_compiler("auto", CPU, torch.float32, 99_000_000)
+    assert not compiler.use_compiler("auto", CPU, torch.float32, 999_999)
     assert not compiler.use_compiler("off", CPU, torch.float32, ALL)
     assert compiler.use_compiler("on", CPU, torch.float32, 1)
 
