@@ -3,7 +3,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, groupby
 from typing import NamedTuple
 
@@ -172,7 +172,7 @@ class ScheduledChunk:
     @property
     def scores_query(self) -> bool:
         """True if a token of the chunk's part of the query is scored."""
-        return len(self.job.request.query_part(*self.query)[1]) > 0
+        return bool(self.job.request.query_part(*self.query))
 
     @property
     def is_one_prompt(self) -> bool:
@@ -199,8 +199,8 @@ class ScheduledChunk:
         if plan.reads is None:
             return [(item, 0, 1) for item in self.scored_items]
         start, stop = self.query
-        first = len(plan.request.query_part(0, start)[0].places)
-        count = len(plan.request.query_part(start, stop)[0].places)
+        first = len(plan.request.query_part(0, start).places)
+        count = len(plan.request.query_part(start, stop).places)
         spans = [(QUERY, first, count)] if count else []
         spans += [(item, 0, len(plan.reads[item].places)) for item in self.items]
         if self.long is not None:
@@ -277,11 +277,16 @@ def _add_chunk(
             )
             segments.add(prompt)
             return
-        segment = Segment(plan.query_ids[start:stop], start, prefix, slots=slots, states=states)
-        rows, labels = request.query_part(start, stop)
-        if len(labels):
-            segment = replace(segment, label_ids=labels, rows=rows, need_lse=request.need_lse)
-        query_segment = segments.add(segment)
+        query = Segment(
+            plan.query_ids[start:stop],
+            start,
+            prefix,
+            slots=slots,
+            states=states,
+            rows=request.query_part(start, stop),
+            need_lse=request.need_lse,
+        )
+        query_segment = segments.add(query)
     _add_items(chunk, prefix, query_segment, segments)
     if chunk.long is not None:
         _add_long_chunk(job, chunk.long, chunk.long_ends, limits, segments, prefixes)
@@ -371,9 +376,7 @@ def _add_long_chunk(
         first = max(0, start - query_length)
         last = stop - query_length
         labels = plan.label_ids[item] if is_last else NO_TOKENS
-        rows = None
-        if plan.reads is not None:
-            rows, labels = plan.reads[item].part(first, last, plan.label_ids[item])
+        rows = None if plan.reads is None else plan.reads[item].part(first, last)
         add(plan.item_ids[item][first:last], query_length + first, parent, labels, rows=rows)
 
 

@@ -83,14 +83,13 @@ class Ticket:
         All of them must have arrived. None if none of these tokens is scored.
         """
         request = self.request
-        rows, labels = request.query_part(start, stop)
-        if not len(labels):
+        rows = request.query_part(start, stop)
+        if not rows:
             return None
-        first = len(request.query_part(0, start)[0].places)
+        first = len(request.query_part(0, start).places)
         part = slice(first, first + len(rows.places))
         return PageRows(
-            Rows(rows.places.copy(), rows.counts.copy()),
-            labels.copy(),
+            Rows(*(column.copy() for column in rows)),
             RowScores(
                 self.logits[self._starts[part.start] : self._starts[part.stop]].copy(),
                 lse=self.lse[part].copy() if request.need_lse else None,

@@ -26,7 +26,7 @@ from gpuscore.offline.results import (
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.candidates import Candidates, by_prompt, request_of
+from gpuscore.text.readouts import Candidates, by_prompt, request_of
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_arguments import (

@@ -19,7 +19,7 @@ import numpy as np
 from gpuscore.config import RequestLimits
 from gpuscore.errors import PromptTooLong, TooManyItems, TooManyTokens
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.extraction import check_query, extraction_id, read_at
+from gpuscore.text.readouts import check_query, extraction_id, read_at
 from gpuscore.text.score_input import (
     LabelReader,
     PromptChecks,

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from gpuscore.types.batch import (
     NO_ROWS,
-    NO_TOKENS,
     BackendLimits,
     Float32Array,
     Float32Rows,
@@ -165,17 +164,13 @@ class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     places: Int32Rows  # [1 + N] the scored tokens, see `Rows`
     counts: Int32Rows  # [1 + N] the number of labels of each row
-    query_labels: Int32Array = NO_TOKENS
+    query_labels: Int32Array
 
     @staticmethod
-    def of(rows: Sequence[Rows], query_labels: Int32Array = NO_TOKENS) -> "Readouts":
+    def of(rows: Sequence[Rows]) -> "Readouts":
         """Return the read-outs of the query's rows, which come first, and of the items' rows."""
-        places, counts = zip(*rows, strict=True)
-        return Readouts(places, counts, query_labels)
-
-    @property
-    def rows(self) -> tuple[Rows, ...]:
-        return tuple(map(Rows, self.places, self.counts))
+        places, counts, labels = zip(*rows, strict=True)
+        return Readouts(places, counts, labels[0])
 
 
 class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
@@ -253,12 +248,17 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         query = () if read is None or not len(read.query_labels) else (read.query_labels,)
         return (*query, *self.label_ids)
 
-    def query_part(self, start: int, stop: int) -> tuple[Rows, Int32Array]:
-        """Return the scored rows of the query's tokens [start, stop), and their labels."""
-        if self.readouts is None:
-            return NO_ROWS, NO_TOKENS
+    def rows_of(self, item: int) -> Rows:
+        """Return the rows that `readouts` name of an item, or of the query, which is item -1."""
         read = self.readouts
-        return Rows(read.places[0], read.counts[0]).part(start, stop, read.query_labels)
+        if read is None:
+            return NO_ROWS
+        labels = read.query_labels if item < 0 else self.label_ids[item]
+        return Rows(read.places[1 + item], read.counts[1 + item], labels)
+
+    def query_part(self, start: int, stop: int) -> Rows:
+        """Return the scored rows of the query's tokens [start, stop)."""
+        return self.rows_of(-1).part(start, stop)
 
     @property
     def first_rows(self) -> Sequence[int]:
@@ -360,7 +360,7 @@ def prompts_with_nodes(
     """
     if request.readouts is None or request.trie is None:
         return [item]
-    *places, last = request.readouts.places[1 + number].tolist()
+    *places, last = request.rows_of(number).places.tolist()
     if fits_batch(item[: last + 1], request.trie, limits, 1 + len(places)):
         places = []
     return [item[: place + 1] for place in (*places, last)]

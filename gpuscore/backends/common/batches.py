@@ -118,7 +118,6 @@ def _batch(
     for index, length in enumerate(lengths):
         parent = -1 if parents is None else parents[index]
         is_scored = index >= len(lengths) - results.scored
-        num_labels = length if results.every_row else results.labels
         segments.append(
             Segment(
                 _zeros(length),
@@ -126,8 +125,8 @@ def _batch(
                 prefix=0,
                 parent=parent,
                 slots=_slots(length, kept, page_size) if kept and index == 0 else None,
-                label_ids=_zeros(num_labels if is_scored else 0),
-                rows=Rows.every(length) if results.every_row else None,
+                label_ids=_zeros(results.labels if is_scored else 0),
+                rows=Rows.every(_zeros(length)) if results.every_row else None,
                 need_lse=True,
                 states=((length, 0),) if kept and index == 0 else (),
             )
