@@ -127,19 +127,19 @@ class Candidates:
         if nested and (len(prompts) > 1 or len(nested) != rows):
             expected = rows if len(prompts) == 1 else "one prompt's"
             raise InvalidRequest(f"{IDS} has {len(ids)} lists for {expected} rows", param=IDS)
-        lists: Sequence[Any] = nested or [ids]
-        names = [f"{IDS}[{row}]" for row in range(rows)] if nested else [IDS]
-        for param, row_ids in zip(names, lists, strict=True):
+        lists: list[tuple[str, Any]]
+        lists = [(f"{IDS}[{row}]", row_ids) for row, row_ids in enumerate(nested)] or [(IDS, ids)]
+        for param, row_ids in lists:
             if len(row_ids) > MAX_CANDIDATES:
                 message = f"{len(row_ids)} candidates, the limit is {MAX_CANDIDATES}"
                 raise TooManyLabels(message, param=param)
         try:
-            checked = checks.ids([*chain.from_iterable(lists)], IDS)
+            checked = checks.ids([*chain.from_iterable(row_ids for _, row_ids in lists)], IDS)
         except GpuscoreError:
-            for param, row_ids in zip(names, lists, strict=True):
+            for param, row_ids in lists:
                 checks.ids(row_ids, param)  # raises the error with the row's name
             raise
-        counts = int32_array([*map(len, lists)]) if nested else None
+        counts = int32_array([*map(len, nested)]) if nested else None
         candidates = Candidates(checked, counts, start)
         if (total := candidates.count(prompts)) > MAX_SCORES:
             raise TooManyTokens(f"{total} candidates, the limit is {MAX_SCORES}", param=IDS)

@@ -326,18 +326,15 @@ def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
     trie = request.trie
     if trie is None:
         return request.num_tokens
-    _, items = split_for_labels(request, limits)
-    prompts = [
-        prompt
-        for number, item in enumerate(items)
-        for prompt in prompts_with_nodes(request, number, item, limits)
-    ]
-    whole = [prompt for prompt in prompts if not fits_batch(prompt, trie, limits)]
-    repeated = sum(map(len, whole)) * trie.num_nodes + sum(map(len, prompts))
-    repeated -= sum(map(len, items))
-    if whole:
-        repeated += len(whole) * sum(len(path) - 1 for path in trie.paths())
-    return request.num_tokens + repeated
+    query, items = split_for_labels(request, limits)
+    tokens = len(query) + request.num_label_tokens
+    longer = sum(len(path) - 1 for path in trie.paths())
+    for number, item in enumerate(items):
+        for prompt in prompts_with_nodes(request, number, item, limits):
+            tokens += len(prompt)
+            if not fits_batch(prompt, trie, limits):  # each node is computed with its whole prompt
+                tokens += len(prompt) * trie.num_nodes + longer
+    return tokens
 
 
 def fits_batch(item: Int32Array, trie: LabelTrie, limits: BackendLimits, rows: int = 1) -> bool:
