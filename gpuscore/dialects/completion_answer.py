@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from typing import Any, cast
+from itertools import accumulate, chain
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -196,8 +196,9 @@ def encode_completion(prepared: PreparedBody[Any]) -> Iterator[bytes]:
     for group, request, result in zip(places, requests, results, strict=True):
         answered.update(zip(group, by_prompt(request, result), strict=True))
     rows = [NO_POSITIONS] * len(prompts)
-    if asked.num_top:
-        rows = [_positions(prompt, answered[n]) for n, prompt in enumerate(prompts)]
+    for index, prompt in enumerate(prompts if asked.num_top else ()):
+        first = answered[index].first_labels
+        rows[index] = position_logprobs(first, [following(prompt)[-len(first.label_logits[0]) :]])
     yield b""
     say = TokenTexts(asked.encoder)
     yield from say.add(*(part.top_ids for part in rows), *prompts)
@@ -214,7 +215,7 @@ def encode_completion(prepared: PreparedBody[Any]) -> Iterator[bytes]:
                 logprobs = of_prompt.candidates(asked.candidates.num_rows(prompt))
                 lists = (row.tolist() for row in logprobs)
                 found = list_json(lists, max(1, NUMBERS // int(of_prompt.counts.max())))
-            yield from _choice(index, _Entries(asked, prompt, rows[index], say), found)
+            yield from _choice(asked, index, rows[index], say, found)
         yield b"]"
 
     yield from in_pieces(
@@ -222,20 +223,38 @@ def encode_completion(prepared: PreparedBody[Any]) -> Iterator[bytes]:
     )
 
 
-def _choice(index: int, entries: "_Entries", candidates: Iterator[bytes] | None) -> Iterator[bytes]:
-    asked = entries.asked
-    texts = [asked.text(index, entries.say) if asked.echo else ""]
+def _choice(
+    asked: AskedPrompts,
+    index: int,
+    rows: PositionLogprobs,
+    say: TokenTexts,
+    candidates: Iterator[bytes] | None,
+) -> Iterator[bytes]:
+    """Return the JSON of a prompt's choice; `rows` are those of its last positions, or of all."""
+    every = asked.every_position
+    ids = asked.ids[index] if every else NO_TOKENS  # the returned tokens
+    values = rows.label[:-1] if every else NO_POSITIONS.label  # a prompt's first token has none
+    texts = [asked.text(index, say) if asked.echo else ""]
+    last = len(rows.top) - 1
     if asked.next_token:
-        texts.append(entries.say(int(entries.rows.top_ids[-1, 0])))
-    shown = None if asked.logprobs is None else Logprobs(HOLE, HOLE, HOLE, HOLE)
+        ids = np.append(ids, rows.top_ids[last, 0])
+        values = np.append(values, rows.top[last, 0])
+        texts.append(say(int(ids[-1])))
+    shown = None
     lists: list[Iterator[bytes]] = []
     if asked.logprobs is not None:
-        top = list_json(entries.top(), max(1, NUMBERS // (1 + asked.logprobs)))
+        shown = Logprobs(HOLE, HOLE, HOLE, HOLE)
+        first = [None] if every else []
+        some = slice(0 if every else last, last + asked.next_token)
+        columns: list[NDArray[Any]]
+        columns = [ids[len(first) :], values, rows.top_ids[some], rows.top[some]]
+        tops = (say.values(*entry) for entry in zip(*map(_numbers, columns), strict=True))
+        top = list_json(chain(first, tops), max(1, NUMBERS // (1 + asked.logprobs)))
         lists = [
-            list_json(map(entries.say, entries.ids())),
-            list_json(entries.logprobs()),
+            list_json(map(say, _numbers(ids))),
+            list_json(chain(first, _numbers(values))),
             top if asked.logprobs else iter([b"null"]),
-            list_json(entries.offsets()),
+            list_json(accumulate((len(say(id)) for id in _numbers(ids[:-1])), initial=0)),
         ]
     choice = CompletionChoice(index, HOLE, shown)
     if candidates is not None:
@@ -244,62 +263,8 @@ def _choice(index: int, entries: "_Entries", candidates: Iterator[bytes] | None)
     return in_pieces(choice, text_json(*texts), *lists)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """The returned tokens of one prompt, with log-probabilities; its first token has none.
-
-    Args:
-        prompt: its token ids.
-        rows: the rows of all its positions, or of the last ones.
-        say: the tokens' texts.
-    """
-
-    asked: AskedPrompts
-    prompt: Int32Array
-    rows: PositionLogprobs
-    say: TokenTexts
-
-    def ids(self) -> Iterator[int]:
-        if self.asked.every_position:
-            yield from _numbers(self.prompt)
-        if self.asked.next_token:
-            yield int(self.rows.top_ids[-1, 0])
-
-    def logprobs(self) -> Iterator[float | None]:
-        if self.asked.every_position:
-            yield None
-            yield from _numbers(self.rows.label[:-1])
-        if self.asked.next_token:
-            yield float(self.rows.top[-1, 0])
-
-    def top(self) -> Iterator[dict[str, float] | None]:
-        """Yield, for each token, the most probable tokens in its place, and its own value."""
-        every = self.asked.every_position
-        rows = self.rows
-        if every:
-            yield None
-        first = 0 if every else max(0, len(rows.top) - 1)
-        last = len(rows.top) if self.asked.next_token else len(rows.top) - 1
-        tokens = islice(zip(self.ids(), self.logprobs(), strict=True), int(every), None)
-        pairs = zip(_numbers(rows.top_ids[first:last]), _numbers(rows.top[first:last]), strict=True)
-        for (id, value), (top_ids, top) in zip(tokens, pairs, strict=True):
-            yield self.say.values(id, cast(float, value), top_ids, top)
-
-    def offsets(self) -> Iterator[int]:
-        """Yield the characters before each token."""
-        before = 0
-        for id in self.ids():
-            yield before
-            before += len(self.say(id))
-
-
 def _numbers(values: NDArray[Any]) -> Iterator[Any]:
     """Yield an array's rows as Python's numbers or lists; few of them exist at a time."""
     step = max(1, NUMBERS // (values.shape[1] if values.ndim > 1 else 1))
     for start in range(0, len(values), step):
         yield from values[start : start + step].tolist()
-
-
-def _positions(prompt: Int32Array, rows: PromptRows) -> PositionLogprobs:
-    """Return log-probabilities of a prompt's last positions, of which there are rows."""
-    return position_logprobs(rows.first_labels, [following(prompt)[-len(rows.counts) :]])

@@ -210,16 +210,12 @@ def prepare_score(model: LoadedModel, body: ScoreBody | PairsBody) -> PreparedBo
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, PairsBody):
         return prepare_ranking(model, body)
-    builder = model.prompts.builder
-    errors = None
-    if body.on_error == "null":
-        builder.check_count("items", body.num_items)
-        errors = body.errors()
+    errors = body.errors(model, "items")
     inputs = body.input
     if inputs.extraction is None:
         inputs = replace(inputs, extraction=model.prompts.step_token)
-    request = builder.build(inputs, errors, model.default_labels)
-    return PreparedBody.of(body, request, errors=None if errors is None else errors.listed())
+    request = model.prompts.builder.build(inputs, errors, model.default_labels)
+    return PreparedBody.of(body, request, errors=errors)
 
 
 def _is_small(body: ScoreBody | PairsBody) -> bool:
@@ -240,8 +236,7 @@ def score_bytes(prepared: PreparedBody[Any]) -> int:
     rows = body.num_items
     labels = 0
     if request is not None:
-        same = request.trie and len(request.trie.sequences) * request.num_rows
-        labels = same or sum(map(len, request.label_ids))
+        labels = sum(map(len, request.label_ids))
         rows += request.num_rows if request.readouts else 0
     tables = 2 if body.return_label_logprobs else 1
     masses = NUMBER_BYTES * rows if body.return_label_mass else 0

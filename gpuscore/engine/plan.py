@@ -16,7 +16,7 @@ in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
 """
 
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import sub
@@ -240,27 +240,16 @@ def _different_items(
             continue
         prompts = prompts_with_nodes(request, item, items[item], limits)
         for number, tokens in enumerate(prompts):
-            different += _with_nodes(
-                tokens,
-                [trie.num_rows * (row + number) for row in rows],
-                trie,
-                limits,
-                reads=reads if len(prompts) == 1 else NO_ROWS,
-            )
+            own = [trie.num_rows * (row + number) for row in rows]
+            fits = fits_batch(tokens, trie, limits)
+            nodes = [*trie.tokens[:, None]] if fits else ()
+            read = reads if fits and len(prompts) == 1 else NO_ROWS
+            different.append(_Item(tokens, trie.next_ids[0], own, nodes, reads=read))
+            for node, path in enumerate(() if fits else trie.paths(), 1):
+                whole = np.concatenate((tokens, np.array(path, np.int32)))
+                labels = trie.next_ids[node]
+                different.append(_Item(whole, labels, [row + node for row in own], is_node=True))
     return different
-
-
-def _with_nodes(
-    tokens: Int32Array, rows: list[int], trie: LabelTrie, limits: BackendLimits, reads: Rows
-) -> Iterator[_Item]:
-    """Yield an item with the trie's nodes below its scored tokens, or those as whole prompts."""
-    if fits_batch(tokens, trie, limits):
-        yield _Item(tokens, trie.next_ids[0], rows, [*trie.tokens[:, None]], reads=reads)
-        return
-    yield _Item(tokens, trie.next_ids[0], rows)
-    for number, path in enumerate(trie.paths(), 1):
-        whole = np.concatenate((tokens, np.array(path, np.int32)))
-        yield _Item(whole, trie.next_ids[number], [row + number for row in rows], is_node=True)
 
 
 def _shared_plan(
@@ -367,7 +356,8 @@ class _PlanBuilder:
             if stop - start == 1:
                 self.append(self._different[start], depth, parent)
                 continue
-            shared = self._shared_tokens(start, stop)
+            # Each item keeps a last token of its own.
+            shared = min(*self._common[start + 1 : stop], min(self._lengths[start:stop]) - 1)
             if level == MAX_DEPTH:
                 parts = [(place, place + 1) for place in range(start, stop)]
             elif self._is_worth_sharing(start, stop, depth, shared):
@@ -388,10 +378,6 @@ class _PlanBuilder:
         if shared - depth < MIN_SHARED or saved < MIN_SAVED:
             return False
         return saved * ROWS_PER_SAVED_TOKEN >= rows_below
-
-    def _shared_tokens(self, start: int, stop: int) -> int:
-        """Count the tokens that sorted items share; each item keeps a last token of its own."""
-        return min(*self._common[start + 1 : stop], min(self._lengths[start:stop]) - 1)
 
     def _append_prefix(self, start: int, stop: int, part: slice, parent: int) -> None:
         """Add these tokens, which a run of sorted items shares, with the rows of all of them."""

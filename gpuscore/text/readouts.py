@@ -250,15 +250,8 @@ def by_prompt(request: ScoreRequest, result: ScoreResult) -> Iterator[PromptRows
     query_logits = result.label_logits[: -len(request.item_ids)]
     for item, rows in enumerate(pairwise(bounds)):
         some = np.append(np.arange(bounds[0]), np.arange(*rows))
-        lse, top_ids, top_logits = (
-            None if values is None else values[some]
-            for values in (result.lse, result.top_ids, result.top_logits)
-        )
         logits = np.concatenate((*query_logits, result.label_logits[len(query_logits) + item]))
         counts = int32_array([len(logits)])
         if read is not None:
             counts = np.concatenate((read.counts[0], read.counts[1 + item]))
-        part = replace(
-            result, label_logits=(logits,), lse=lse, top_ids=top_ids, top_logits=top_logits
-        )
-        yield PromptRows(part, counts)
+        yield PromptRows(result.rows(some, (logits,)), counts)

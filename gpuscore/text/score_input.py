@@ -107,7 +107,13 @@ def _check_label_fields(inputs: ScoreInput) -> None:
         _check_not_empty(inputs.labels, "labels")
         return
     if inputs.label_sequences is not None:
-        _check_sequences(inputs.label_sequences)
+        _check_not_empty(inputs.label_sequences, "label_sequences")
+        if len(lists := lists_of(inputs.label_sequences)) < len(inputs.label_sequences):
+            raise InvalidRequest(
+                "label_sequences must be lists of integers, one per label", param="label_sequences"
+            )
+        for index, ids in enumerate(lists):
+            _check_not_empty(ids, f"label_sequences[{index}]", "token id")
     if inputs.label_token_ids is None:
         return
     _check_not_empty(inputs.label_token_ids, "label_token_ids")
@@ -126,26 +132,14 @@ def _check_label_fields(inputs: ScoreInput) -> None:
         _check_not_empty(ids, f"label_token_ids[{index}]")
 
 
-def _check_sequences(sequences: Sequence[Sequence[int]]) -> None:
-    _check_not_empty(sequences, "label_sequences")
-    if len(lists_of(sequences)) < len(sequences):
-        raise InvalidRequest(
-            "label_sequences must be lists of integers, one per label", param="label_sequences"
-        )
-    for index, ids in enumerate(sequences):
-        if not len(ids):
-            param = f"label_sequences[{index}]"
-            raise EmptyLabels(f"{param} must hold at least one token id", param=param)
-
-
 def lists_of(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """Return the label lists, one per item; [] if one flat list holds for all items."""
     return [x for x in labels if not isinstance(x, int | np.integer)]
 
 
-def _check_not_empty(labels: Sequence[object], param: str) -> None:
+def _check_not_empty(labels: Sequence[object], param: str, what: str = "label") -> None:
     if not len(labels):
-        raise EmptyLabels(f"{param} must hold at least one label", param=param)
+        raise EmptyLabels(f"{param} must hold at least one {what}", param=param)
 
 
 PromptsFrom = Callable[[int], Iterator[Int32Array]]  # yields the prompts from this index on

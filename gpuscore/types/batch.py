@@ -124,6 +124,12 @@ class PackedBatch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def label_rows(self) -> Int64Array:
+        """The number of the scored row that each label belongs to, [L]."""
+        ends = self.cu_labels
+        return np.arange(len(self.score_rows)).repeat(ends[1:] - ends[:-1])
+
 
 def visible_rows(batch: PackedBatch) -> BoolArray:
     """The mask rule within a batch, [T, T]: entry (i, j) is true if row i sees row j.

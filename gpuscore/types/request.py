@@ -19,6 +19,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from gpuscore.types.batch import (
     NO_ROWS,
@@ -312,12 +313,18 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     def part(self, items: slice) -> "ScoreResult":
         """Return the result of some items, if each item has one row."""
+        return self.rows(items, self.label_logits[items])
+
+    def rows(
+        self, some: slice | NDArray[np.intp], label_logits: tuple[Float32Array, ...]
+    ) -> "ScoreResult":
+        """Return the result of some of the N rows, with these logits of their labels."""
+        lse, top_ids, top_logits = (
+            None if values is None else values[some]
+            for values in (self.lse, self.top_ids, self.top_logits)
+        )
         return replace(
-            self,
-            label_logits=self.label_logits[items],
-            lse=None if self.lse is None else self.lse[items],
-            top_ids=None if self.top_ids is None else self.top_ids[items],
-            top_logits=None if self.top_logits is None else self.top_logits[items],
+            self, label_logits=label_logits, lse=lse, top_ids=top_ids, top_logits=top_logits
         )
 
 
