@@ -168,19 +168,16 @@ def decode_score(
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), bool(decoded.apply_softmax))
-    decoded.read_as(_to_input(decoded, _present(decoded.given, decoded.query)))
+    decoded.read_as(_to_input(decoded))
     return decoded
 
 
-def _present(given: Sequence[Text | Ids | None], query: Text | Ids | None) -> list[Text | Ids]:
-    """Return the items, with an empty one in the place of each null."""
-    is_text = isinstance(query or None, str) or str in set(map(type, given))
+def _to_input(body: ScoreBody) -> ScoreInput:
+    """Return the body as input for `text.joining`, with an empty item in the place of each null;
+    raise GpuscoreError if fields do not fit."""
+    given = body.given
+    is_text = isinstance(body.query or None, str) or str in set(map(type, given))
     empty: Text | Ids = "" if is_text else []
-    return [empty if item is None else item for item in given]
-
-
-def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
-    """Return the body as input for `text.joining`; raise GpuscoreError if fields do not fit."""
     label_ids: Any = body.label_token_ids  # `ScoreInput` checks that its lists are of one kind
     whole = not body.apply_softmax or body.return_label_logprobs or body.return_label_mass
     token = body.score_extraction_token
@@ -189,7 +186,7 @@ def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
         raise InvalidRequest(f"{name} and {name}_id exclude each other", param=name)
     return ScoreInput(
         query=body.query if body.query is not None else "",
-        items=items,
+        items=[empty if item is None else item for item in given],
         label_token_ids=label_ids,
         labels=body.labels,
         label_sequences=body.label_sequences,

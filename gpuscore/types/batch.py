@@ -317,13 +317,13 @@ def pack_columns(
             for index, (place, count) in zip(scored, last, strict=True)
         ]
         per_segment = [len(scored_rows.places) for scored_rows in rows]
-        score_rows = _concatenate([scored_rows.places for scored_rows in rows])
+        score_rows = np.concatenate([scored_rows.places for scored_rows in rows])
         score_rows = score_rows + cu_seqlens[scored].repeat(per_segment)
-        counts = _concatenate([scored_rows.counts for scored_rows in rows])
+        counts = np.concatenate([scored_rows.counts for scored_rows in rows])
         cu_labels = np.append(np.int32(0), np.cumsum(counts, dtype=np.int32))
         need_lse = need_lse.repeat(per_segment)
     return PackedBatch(
-        token_ids=_concatenate(tokens),
+        token_ids=np.concatenate([NO_TOKENS, *tokens]),
         # Number the rows of the batch, then shift each segment's numbers to its start.
         positions=np.arange(bounds[-1], dtype=np.int32) + shift.repeat(lengths),
         cu_seqlens=cu_seqlens,
@@ -334,7 +334,7 @@ def pack_columns(
         slot_mapping=_slot_mapping(segments.slots, bounds),
         score_rows=score_rows,
         cu_labels=cu_labels,
-        label_token_ids=_concatenate(labels),
+        label_token_ids=np.concatenate([NO_TOKENS, *labels]),
         need_lse=need_lse,
         prefix_states=states[0],
         state_rows=states[1],
@@ -383,10 +383,6 @@ def int32_array(values: Sequence[int]) -> Int32Array:
         struct.error: a number does not fit 32 bits.
     """
     return np.frombuffer(bytearray(struct.pack(f"{len(values)}i", *values)), dtype=np.int32)
-
-
-def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
 
 
 def _int32(columns: Sequence[Sequence[int]]) -> list[Int32Array]:

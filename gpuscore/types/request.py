@@ -30,6 +30,7 @@ from gpuscore.types.batch import (
     Int32Array,
     Int32Rows,
     Rows,
+    int32_array,
 )
 
 
@@ -85,12 +86,12 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
         keys = [*nodes]
         preorder_keys = [keys[row - 1] for row in order[1:]]
         self.__dict__.update(
-            tokens=_int32([token for _, token in preorder_keys]),
-            parents=_int32([place[parent] - 1 for parent, _ in preorder_keys]),
-            next_ids=tuple(_int32([*columns[row]]) for row in order),
-            places=_int32([starts[place[row]] + column for row, column in steps]),
-            lengths=_int32([*map(len, self.sequences)]),
-            counted=_int32(_shortest(self.sequences)),
+            tokens=int32_array([token for _, token in preorder_keys]),
+            parents=int32_array([place[parent] - 1 for parent, _ in preorder_keys]),
+            next_ids=tuple(int32_array([*columns[row]]) for row in order),
+            places=int32_array([starts[place[row]] + column for row, column in steps]),
+            lengths=int32_array([*map(len, self.sequences)]),
+            counted=int32_array(_shortest(self.sequences)),
         )
 
     @classmethod
@@ -114,7 +115,7 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
     @property
     def first_ids(self) -> Int32Array:
         """The first token of each label, [L]."""
-        return _int32([sequence[0] for sequence in self.sequences])
+        return int32_array([sequence[0] for sequence in self.sequences])
 
     def paths(self) -> list[list[int]]:
         """Return for each node the tokens of the path from the item to it."""
@@ -139,10 +140,6 @@ def _shortest(sequences: Sequence[tuple[int, ...]]) -> list[int]:
         if first[sequence] == label
         and not any(sequence[:end] in first for end in range(1, len(sequence)))
     ]
-
-
-def _int32(values: Sequence[int]) -> Int32Array:
-    return np.array(values, dtype=np.int32)
 
 
 MAX_TOP = 20  # the most `num_top` of a request
