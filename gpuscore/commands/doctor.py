@@ -26,6 +26,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.server.http.address import bind
 from gpuscore.server.http.headers import read_api_keys
 from gpuscore.system.extras import install
+from gpuscore_kernels.row_functions import find_prebuilt
 
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
 LEAST_DISK = 5 * 2**30
@@ -214,13 +215,15 @@ _FEATURES = [
 
 
 def _compiler(checked: Checked) -> Iterator[Finding]:
-    if checked.device == "cuda":
+    if checked.device == "cuda" or checked.model.backend == "jax":
         return
-    if shutil.which(cc()) is not None:
+    if find_prebuilt(torch.float32) is not None:
+        yield Finding("C compiler", "OK", "not needed: the functions in C are already compiled")
+    elif shutil.which(cc()) is not None:
         yield Finding("C compiler", "OK", cc())
-        return
-    remedy = "install gcc; without it, models of over 100 million parameters are slower"
-    yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
+    else:
+        remedy = "install gcc; without it, models of over 100 million parameters are slower"
+        yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
 
 
 def _memory(checked: Checked) -> Iterator[Finding]:
@@ -275,7 +278,7 @@ def _address(checked: Checked) -> Iterator[Finding]:
         yield Finding("API key", "problem", state, f"set {remedy}" if remedy else "mend the file")
     else:
         yield Finding(
-            "API key", "OK", f"{len(keys)} keys" if keys else "none needed for this address"
+            "API key", "OK", f"{len(keys)} given" if keys else "none needed for this address"
         )
 
 

@@ -43,7 +43,7 @@ class AskedPrompts:
         vocab_rows: number of the model's token ids.
         echo: the prompt itself.
         next_token: the most probable token after it.
-        logprobs: 0: of the returned tokens; over 0: of as many best ones, too.
+        logprobs: 0: of the returned tokens; n: also of the n most probable tokens.
         candidates: the tokens whose log-probabilities are asked for.
     """
 
@@ -72,7 +72,7 @@ class AskedPrompts:
         return min(max(1, self.logprobs or 0), self.vocab_rows)
 
     def text(self, index: int, say: "TokenTexts") -> str:
-        """Return the text of a prompt, which `say` gives token by token without a tokenizer."""
+        """Return the text of a prompt. Without a tokenizer, `say` gives it token by token."""
         if self.texts is not None:
             return self.texts[index]
         ids = self.ids[index].tolist()
@@ -153,14 +153,14 @@ class TokenTexts:
 class PositionLogprobs:
     """Full-vocabulary log-probabilities at every position of a request's items, float64 [rows].
 
-    `label` equals a number of `top` exactly where the label is that token, and is smaller than all
-    of them elsewhere. This is enforced, because the two logits are summed in different orders, and
-    a token that is nearly as probable could come out above. So `label == best` tells whether greedy
-    decoding would have chosen the label (the lowest id, if logits are equal).
+    If the label is one of the `top` tokens, `label` equals that token's number; otherwise it is
+    smaller than all of `top`. This is enforced: the two logits are summed in different orders, so
+    rounding could put a nearly equal label above. Thus `label == best` exactly if greedy decoding
+    would have chosen the label (the lowest id, if logits are equal).
     """
 
     label: Float64Array
-    top: Float64Array  # [rows, num_top], the most probable tokens, the first ones first
+    top: Float64Array  # [rows, num_top], of the most probable tokens, in descending order
     top_ids: Int32Array  # [rows, num_top]
 
 

@@ -28,7 +28,7 @@ from gpuscore.types.request import MAX_TOP, ScoreRequest
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
 # share. Each gets as large a share of every batch as another caller's request.
 MAX_GROUPS = 16
-# Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
+# Log-probabilities of an answer, those of the best tokens included. Each takes about fifty bytes.
 MAX_ECHO_LOGPROBS = 2**19
 
 

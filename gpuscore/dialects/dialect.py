@@ -28,6 +28,7 @@ from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.types.item_errors import ItemError, ItemErrors
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import scored_places
 
 # Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
 SMALL_ITEMS = 64
@@ -57,7 +58,7 @@ class ItemsBody(ScoringBody, kw_only=True):
     def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
         """Yield the places and errors of items that cannot be read, by place.
 
-        They are made when they are asked for, because a body may have millions, over every limit.
+        They are made one by one, because a body may have millions, far over every limit.
         """
         raise NotImplementedError
 
@@ -139,6 +140,11 @@ class PreparedBody(Generic[BodyT]):
     model: str = ""
     record: RequestRecord = field(init=False)
 
+    @property
+    def scored_places(self) -> Sequence[int]:
+        """The indices in the body of the items of `request`."""
+        return scored_places(self.errors, self.body.num_items)
+
     @classmethod
     def of(
         cls,
@@ -206,9 +212,9 @@ class Dialect(Generic[BodyT]):
         bodies: types of the bodies, for /docs.
         answers: types of the answers, for /docs; empty for a route that is always refused.
         example: a body that the demo model answers, for /docs.
-        decode: decodes a body and makes all checks that need no model; with limits, in parts and
-            only up to more values than they allow. May set `variant` of the record. Raises
-            InvalidRequest or TooManyItems.
+        decode: decodes a body and makes all checks that need no model. With limits, it decodes in
+            parts, and stops once there are more values than they allow. May set `variant` of the
+            record. Raises InvalidRequest or TooManyItems.
         check: checks fields that need the served model, which is None while it loads; runs before
             the model's name is checked. Raises GpuscoreError.
         prepare: makes the engine's request; announces each piece of work on text (`announce`).
@@ -290,7 +296,7 @@ def list_json(rows: Iterable[object], size: int = NUMBERS) -> Iterator[bytes]:
 def lists_json(
     entries: Iterator[object], counts: Iterable[int | None], size: int
 ) -> Iterator[bytes]:
-    """Yield the JSON of a list of lists, which take so many entries each in turn; None is null."""
+    """Yield the JSON of a list of lists. Each takes a count of entries in turn; None is null."""
     before = b"["
     for count in counts:
         yield before

@@ -13,11 +13,10 @@ from gpuscore.dialects.wire import about
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.results import scored_places
 
 
 class RankingBody(ItemsBody, kw_only=True):
-    """The fields of the bodies of all these dialects."""
+    """The fields that the bodies of these routes share."""
 
     input: ClassVar[RerankInput]
     instruction: Annotated[
@@ -82,7 +81,7 @@ class DocumentScores:
 def prepare_ranking(
     model: LoadedModel, body: RankingT, truncate: bool = False
 ) -> PreparedBody[RankingT]:
-    """Build the engine's request; with `truncate`, from documents that are cut to fit.
+    """Build the engine's request. With `truncate`, documents are cut to fit the model.
 
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
@@ -96,7 +95,7 @@ def prepare_ranking(
 
 def ranking_of(prepared: PreparedBody[RankingT]) -> DocumentScores:
     prompts, truncated = prepared.notes
-    places = scored_places(prepared.errors, prepared.body.num_items)
+    places = prepared.scored_places
     if not places:
         return DocumentScores(np.empty(0), places, truncated)
     raw = prompts.raw_scores(prepared.scores)

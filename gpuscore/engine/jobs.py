@@ -49,7 +49,7 @@ class Job:
     # What batches that are not collected yet compute.
     in_flight: list["ScheduledChunk"] = field(default_factory=list)
     epoch: int = 0  # grows when chunks in flight are to be computed again
-    retried: set[int] = field(default_factory=set)  # long items or QUERY, with a non-finite row
+    retried: set[int] = field(default_factory=set)  # long items or QUERY that run a second time
     removed: bool = False
 
     # What it holds of the KV cache.
@@ -90,7 +90,7 @@ class Job:
         tokens = self.tree_tokens
         self.trees.extend([first for first in firsts if tokens[first] <= limits.max_tokens])
         self.long_items.extend([first for first in firsts if tokens[first] > limits.max_tokens])
-        # No plan has larger trees.
+        # In a plan, a tree of several items always fits a batch.
         assert all(len(self.tree_of(first)) == 1 for first in self.long_items)  # noqa: S101
         self.shared_length = shared_query_tokens(self.query_length, limits)
         self.long_scheduled = self.shared_length
@@ -129,7 +129,7 @@ class Job:
         """Return the states to keep of a chunk, each as (tokens of the chunk up to it, slot)."""
         if self.states is None:
             return []
-        # What other jobs may read stays as it is.
+        # States that other jobs may read must not be overwritten.
         first = max(start, self.published_pages * page_size)
         kept = [(at - start, slot) for at, slot in self.states.kept.items() if first < at <= stop]
         return [*sorted(kept), (stop - start, self.states.query)]
@@ -156,7 +156,7 @@ class ScheduledChunk:
     query: tuple[int, int]  # (start, stop) in the query; may be empty
     items: list[int] = field(default_factory=list)  # of whole trees, in order
     long: LongChunk | None = None
-    long_ends: bool = False  # the long item's last chunk; only `readouts` score the others
+    long_ends: bool = False  # it is the long item's last; others have rows only with `readouts`
     num_tokens: int = 0
     is_retry: bool = False  # a tree that is computed again alone, after a non-finite row
 
@@ -184,7 +184,7 @@ class ScheduledChunk:
 
     @property
     def spans(self) -> list[tuple[int, int, int]]:
-        """The scored rows, in order: (item or QUERY, the first one's number in it, their number).
+        """Runs of scored rows, in order: (item or QUERY, number of its first row, number of rows).
 
         An item has one row, its last token's, or with `readouts` any number.
         """
@@ -371,9 +371,9 @@ def _state_before(job: Job, start: int) -> int:
 
 
 def shared_query_tokens(query_length: int, limits: BackendLimits) -> int:
-    """Return how many query tokens' pages a long item shares: whole pages and whole chunks.
+    """Return how many query tokens a long item reads from the query's pages.
 
-    It computes the query's other tokens again.
+    They are whole pages and whole chunks. The item computes the query's other tokens again.
     """
     whole = max(limits.page_size, limits.deterministic_chunk)
     return query_length // whole * whole

@@ -1,18 +1,18 @@
 """The plan of a request: the items that are computed, and the rows of the answer that each gives.
 
 An item that repeats an earlier one is not computed again. Nodes of labels of several tokens
-(`types/request.py`) become items of one token each, which continue their item. Such a *tree*, an
-item with all its descendants, is computed in one batch. A node of a tree that does not fit a
-batch is a whole prompt instead: the item's tokens again, and those down to the node.
+(`types/request.py`) become items of one token each, which continue their item. An item with all its
+descendants is a *tree* and is computed in one batch. If a tree does not fit a batch, each node
+becomes a whole prompt instead: the item's tokens again, then those down to the node.
 
 A prefix that many items share becomes an item of its own, which they continue. For that, items are
-sorted, so that those with a common prefix are neighbours. The prefix may again continue another (a
-radix tree; Morrison, 1968). If tokens before an item's last one are scored, a prefix is shared as
-far as their labels are equal, too, and keeps them: its rows are computed once for all items that
-begin so.
+sorted, so that those with a common prefix are neighbours. A prefix may continue another one (a
+radix tree; Morrison, 1968). If tokens before an item's last one are scored, items share a prefix
+only as far as these tokens' labels are equal, too. The prefix's rows are then computed once for all
+of these items.
 
-A shared prefix costs one more pass of attention over all rows below it. A bench, whose figures are
-in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
+A shared prefix costs one more pass of attention over all rows below it. According to bench/LOG.md,
+this takes as long as about one token for every 14 rows.
 """
 
 from bisect import bisect
@@ -41,15 +41,15 @@ from gpuscore.types.request import (
     split_for_labels,
 )
 
-QUERY = -1  # in place of an item, where the query's own rows are meant
+QUERY = -1  # in place of an item: the query's own rows
 # A prefix of items is shared if it has MIN_SHARED tokens, saves MIN_SAVED tokens, and saves one
 # token for every ROWS_PER_SAVED_TOKEN rows below it.
 MIN_SHARED = 4
 MIN_SAVED = 16
 ROWS_PER_SAVED_TOKEN = 8
 MAX_DEPTH = 8  # shared prefixes below each other; each costs a pass over its descendants
-# A tree that does not fit the rest of a batch leaves it unfilled. A divided tree computes its
-# prefix twice.
+# Trees are divided until so many fit a batch. A tree that does not fit the rest of a batch leaves
+# it unfilled, but a divided tree computes its prefix twice.
 TREES_PER_BATCH = 4
 
 
@@ -78,7 +78,7 @@ class Plan:
     reads: Sequence[Rows] | None = None
 
     def rows_of(self, item: int) -> Sequence[int]:
-        """Return the rows of the answer that an item's row is, or its first row; none if it is not
+        """Return the rows of the answer that an item's first row becomes; none if the item is not
         scored."""
         if item == QUERY:
             return (0,)
@@ -100,7 +100,7 @@ class Plan:
         return len(self.query_ids) + sum(map(len, self.item_ids))
 
     def callers_item(self, item: int) -> int:
-        """Return the caller's item to which an item's row belongs; the first one of several."""
+        """Return the caller's item that gets an item's rows; if several do, the first."""
         if item == QUERY:
             return 0
         row = min(self.rows_of(item)) // self.rows_per_token
@@ -120,9 +120,9 @@ def plan_items(
     """Return the plan of a request.
 
     Args:
-        trees_per_batch: how many trees with shared prefixes fit a batch together. To compute
-            the rows of a prefix twice costs more than to leave a batch unfilled, so a tree with
-            such rows may fill a batch.
+        trees_per_batch: how many trees with shared prefixes must fit a batch together. With
+            readouts it is 1: computing a prefix's scored rows twice costs more than leaving a
+            batch unfilled.
     """
     query, items = split_for_labels(request, limits)
     may_share = len({item[:MIN_SHARED].tobytes() for item in items}) < len(items)
@@ -131,7 +131,7 @@ def plan_items(
         return Plan(request, query, items, request.label_ids)
     different = _different_items(request, items, limits)
     builder = None
-    # With --deterministic bits depend on what is a segment.
+    # With --deterministic, bits would depend on where shared prefixes end.
     must_not_share = limits.deterministic_chunk or (request.trie and request.readouts)
     if (may_share or len(different) > len(items)) and not must_not_share:
         if request.readouts is not None:
@@ -195,7 +195,7 @@ class _Item(NamedTuple):
 
     tokens: Int32Array
     labels: Int32Array
-    rows: list[int]  # of the answer, the first of each equal item
+    rows: list[int]  # of the answer: the first row of each equal item
     nodes: Sequence[Int32Array] = ()  # the tokens of the nodes that continue each scored token
     is_node: bool = False  # True for a node that is a whole prompt
     reads: Rows = NO_ROWS  # the tokens that are scored; none = the last one
@@ -268,7 +268,7 @@ def _shared_plan(
 
 
 class _PlanBuilder:
-    """The items of a plan in preorder, while they are added; sorted items share prefixes."""
+    """Collects the items of a plan in preorder; sorted items share prefixes."""
 
     def __init__(self, request: ScoreRequest, different: Sequence[_Item]) -> None:
         self.items: list[Int32Array] = []
@@ -298,7 +298,7 @@ class _PlanBuilder:
             self._add_nodes(item, rows)
 
     def _add_nodes(self, item: _Item, rows: list[int]) -> None:
-        """Add the nodes that continue the last item, whose rows of the answer these are."""
+        """Add the nodes that continue the last item; `rows` are that item's rows of the answer."""
         if self._trie is not None and item.nodes:
             first = len(self.items)
             self.items += item.nodes
@@ -330,7 +330,7 @@ class _PlanBuilder:
         while runs:
             start, stop = runs.pop()
             count = len(self.items)
-            # No tree of a run has fewer tokens than those that its items do not share.
+            # The tree of a run has at least the tokens that its items do not share.
             least = self._common[start] + unshared[stop] - unshared[start]
             if stop - start == 1 or least <= max_tokens:
                 self._append_run(start, stop)
@@ -380,7 +380,7 @@ class _PlanBuilder:
         return saved * ROWS_PER_SAVED_TOKEN >= rows_below
 
     def _append_prefix(self, start: int, stop: int, part: slice, parent: int) -> None:
-        """Add these tokens, which a run of sorted items shares, with the rows of all of them."""
+        """Add the tokens `part`, which a run of sorted items shares, with all these items' rows."""
         # Without readouts no row is in a prefix, and one item will do.
         items = self._different[start : stop if self._has_readouts else start + 1]
         parts = [item.part(part.start, part.stop) for item in items]

@@ -117,8 +117,8 @@ class Ticket:
         """Store a chunk's finite rows; its first row is row `first_row` of the batch's scored rows.
 
         Returns:
-            The items of the plan that have a non-finite row, none of whose rows are stored; and the
-            number of non-finite rows.
+            The items of the plan with a non-finite row, of which no row is stored; and the number
+            of non-finite rows.
         """
         rows = slice(first_row, first_row + chunk.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
@@ -170,10 +170,10 @@ class Ticket:
     def _places(
         self, chunk: ScheduledChunk, finite: BoolArray
     ) -> tuple[Places | slice, Places, list[int]]:
-        """Return which rows of a chunk to keep, and as which rows of the answer; and the items that
-        have a non-finite row, whose rows are not kept.
+        """Return the rows of a chunk to keep, the row of the answer that each becomes, and the
+        items with a non-finite row, whose rows are not kept.
 
-        A row of the chunk that several rows of the answer equal is returned once for each.
+        A row of the chunk that becomes several rows of the answer is returned once for each.
         """
         if self.plan.rows is None:  # an item is one row of the chunk and one of the answer
             items = np.array(chunk.scored_items, np.int64)

@@ -89,8 +89,8 @@ def judge(
 
     Args:
         first, second: the scores.
-        rounded: transformers' scores in the half-precision format of `second`, where `first` are
-            transformers' in float32: the gate is `relative`. None: the limits are in `LIMITS`.
+        rounded: transformers' scores in the half-precision format of `second`, if `first` are
+            transformers' in float32; the gate is then `relative`. None: the limits are `LIMITS`.
     """
     if rounded is not None and kind(second) == "half":
         error = errors(log_p_differences(first, rounded))

@@ -110,9 +110,7 @@ class LoadGenerator:
         ]
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self.record = Record(len(bodies))
-        self._idle: list[
-            Connection
-        ] = []  # the most recently used one is at the end, and is taken first
+        self._idle: list[Connection] = []  # the last one was used last, and is taken first
         self._open: set[Connection] = set()
         self._in_flight = 0
 
@@ -183,7 +181,7 @@ class LoadGenerator:
         body = self._bodies[number]
         record.due[number] = due
         if not self._in_flight:
-            self._extend_limit()  # while nothing was in flight, no time was spent waiting
+            self._extend_limit()  # nothing was in flight, so nothing was late
         self._in_flight += 1
         connection: Connection | None = None
         try:

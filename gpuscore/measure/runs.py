@@ -34,7 +34,7 @@ def run_workload(config: ModelConfig, plan: Plan, workload: Workload) -> Measure
     with Scorer(config) as scorer:
         scorer.warmup()  # as a server does, so that the same code, such as CUDA graphs, runs
         results = {case.name: score_case(scorer, case) for case in workload.cases}
-        alone = _alone(scorer, long, results[long.name])
+        alone = _difference_alone(scorer, long, results[long.name])
     return Measured(
         *(name, model_name(config.model), plan.dtype_name),
         facts={"device": plan.device_name},
@@ -66,7 +66,7 @@ def score_case(scorer: Scorer, case: Case) -> CaseResult:
     return CaseResult(scores.logprobs, scores.label_mass)
 
 
-def _alone(scorer: Scorer, case: Case, together: CaseResult) -> float:
+def _difference_alone(scorer: Scorer, case: Case, together: CaseResult) -> float:
     """Score some items alone; return the largest difference from their scores among all."""
     step = max(1, len(case.items) // ALONE)
     rows = range(0, len(case.items), step)

@@ -86,7 +86,9 @@ SIZES = {
     "full": Size(7600, 2000, 20),
 }
 # The sample that `gpuscore bench` scores, whatever the model's context is.
-SAMPLE, SAMPLE_IDS, SAMPLE_CONTEXT = "bench", 30_000, 512
+SAMPLE = "bench"
+SAMPLE_IDS = 30_000
+SAMPLE_CONTEXT = 512
 SAMPLE_CASES = ("short", "shared sub-prefixes", "query 1", "query 2", "query 3")
 TEXT = "text"  # the workload of real sentences, in the place of a size
 MANY = 500
@@ -230,7 +232,7 @@ class _IdCases:
             self._case("short", short, [self._ids(n) for n in (1, 2, 3, 5, 8, 13, 21, 1)]),
             self._case("long", long, [self._ids(n) for n in (1, 7, 20, LONGEST_ITEM, 20, 41)]),
             self._case("500 items", many, [self._ids(self.size.item) for _ in range(MANY)]),
-            self._case("shared sub-prefixes", self._ids(21), self._heads()),
+            self._case("shared sub-prefixes", self._ids(21), self._common_beginnings()),
             self._case("item_first", self._ids(15), some, item_first=True),
             self._case("empty items", short, [Ids(), some[2], Ids()]),
             self._case("softmax", short, some, apply_softmax=True),
@@ -257,7 +259,7 @@ class _IdCases:
         items = [self._ids(lengths[place % len(lengths)]) for place in range(ITEMS)]
         return self._case(f"query {number}", query, items)
 
-    def _heads(self) -> list[Ids]:
+    def _common_beginnings(self) -> list[Ids]:
         """Return items with common beginnings, an item that begins another, and two equal items."""
         long = self._ids(18)
         other = self._ids(9)

@@ -277,7 +277,9 @@ def _sentence_transformers(
     system = [("system", "{" + INSTRUCTION + "}")] if instruction else []
     messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
     pieces = {"flat": False, "structured": True}.get((message or {}).get("format", ""))
-    text, strip = template.marked_and_ends(messages, _template_options(directory), pieces)
+    settings = directory / "sentence_bert_config.json"
+    variables = _within(settings, "processing_kwargs", "chat_template")
+    text, strip = template.marked_and_ends(messages, variables, pieces)
     formula = _formula(directory)
     if known is not None and known.parts and known.ranks:
         if formula != (known.activation, known.scale):
@@ -397,11 +399,6 @@ def _instruction(path: Path) -> str:
     if not isinstance(prompt, str):
         raise ConfigError(f"{path}: the prompt of default_prompt_name must be a text")
     return prompt
-
-
-def _template_options(directory: Path) -> dict[str, Any]:
-    """Return the variables for rendering the chat template."""
-    return _within(directory / "sentence_bert_config.json", "processing_kwargs", "chat_template")
 
 
 def _within(path: Path, *names: str) -> dict[str, Any]:

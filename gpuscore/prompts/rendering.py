@@ -60,20 +60,17 @@ def render(
         )
     except subprocess.TimeoutExpired as error:
         raise TemplateLimit(f"the chat template runs for over {SECONDS} seconds") from error
-    if done.returncode:
+    if code := done.returncode:
+        ending = f"exit code {code}" if code > 0 else f"signal {-code}"
         raise TemplateLimit(
-            f"the chat template ends its process ({_ending(done.returncode)}); it may take "
-            f"{CPU_SECONDS} seconds and {MEMORY // 2**20} MiB"
+            f"the chat template ends its process ({ending}); it may take {CPU_SECONDS} seconds and "
+            f"{MEMORY // 2**20} MiB"
         )
     outcomes: list[tuple[str, str]] = json.loads(done.stdout)
     for kind, reason in outcomes:
         if kind == _LIMIT:
             raise TemplateLimit(f"the chat template is not rendered: {reason}")
     return [text if kind == _TEXT else ConfigError(text) for kind, text in outcomes]
-
-
-def _ending(code: int) -> str:
-    return f"exit code {code}" if code > 0 else f"signal {-code}"
 
 
 def main() -> None:

@@ -89,9 +89,9 @@ class PromptBuilder:
             default_labels: the labels of a request that names none; None if it must name some.
 
         Raises:
-            GpuscoreError: the subclass that names the error in the input (with `errors`, of the
-                whole request: a query that is too long by itself is one), or DeadlineExceeded if
-                the request was given up meanwhile.
+            GpuscoreError: the subclass that names the error in the input (with `errors`, only an
+                error of the whole request, such as a query that is too long by itself), or
+                DeadlineExceeded if the request was given up meanwhile.
         """
         if errors is None:
             return self._build(inputs, default_labels, None)
@@ -162,7 +162,7 @@ class PromptBuilder:
         checked = self.checks.checked(prompts, errors=errors)
         limit = self.limits.max_request_tokens
         if not inputs.is_text and not inputs.item_first:
-            limit = sys.maxsize  # few more ids than were sent, so the error names their full number
+            limit = sys.maxsize  # they are few more than were sent, so the error names their number
         return factor(checked, query_length, limit, fixed=self._fixed)
 
     def from_prompts(
@@ -269,7 +269,7 @@ class PromptBuilder:
         return lambda start: map(prompt, range(start, count)), prefix_length
 
     def _text_prompts(self, inputs: ScoreInput) -> tuple[PromptsFrom, int]:
-        """Return the prompts, and the query's tokens in a single prompt."""
+        """Return the prompts, and how many tokens of a single prompt are the query's."""
         encoder = need_encoder(self.encoder, "items")
         limit = self.checks.limit
         query: str = inputs.query or ""  # type: ignore[assignment]

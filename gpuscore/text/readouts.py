@@ -101,7 +101,7 @@ def read_at(
 class Candidates:
     """The tokens that a request names, from row `start` of each prompt on."""
 
-    ids: Int32Array  # of every row, or of all rows of the only prompt, one row's after the other's
+    ids: Int32Array  # of every row; or of all rows of the only prompt, row by row
     counts: Int32Array | None  # ids of each of its rows; None = every row has all ids
     start: int
 
@@ -206,12 +206,12 @@ def _shared_length(prompts: Sequence[Int32Array], backend: BackendLimits) -> int
     """Return the number of first tokens that are scored once for all these prompts.
 
     Their rows need the same labels, the tokens that follow. So they end one token before the end of
-    what the prompts share. Of a single prompt, full pages are enough, because nothing else is found
-    again. The number is 0 if sharing saves nothing, or if the pages are too few.
+    what the prompts share. In a single prompt they are full pages, because only these are cached.
+    The number is 0 if sharing saves nothing, or if there are too few pages.
     """
     first = prompts[0]
     shared = min([len(first), *(common_prefix(first, prompt) for prompt in prompts[1:])])
-    # With the bits of a prompt that is scored alone, all segments begin where chunks do.
+    # With --deterministic, bits are as of a prompt alone, so segments must begin where chunks do.
     whole = backend.deterministic_chunk or (backend.page_size if len(prompts) == 1 else 1)
     length = (shared - 1) // whole * whole
     pages = -(-max(map(len, prompts)) // backend.page_size) + 1

@@ -69,8 +69,8 @@ class BackendLimits:
     vocab_rows: int  # valid token ids of prompts are 0 <= id < vocab_rows
     token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
     identity: str = ""  # model, revision and dtype that cached keys and values belong to
-    # If not 0, a row's result has the same bits in every batch, if chunks of a sequence end at
-    # multiples of this number, and the query segment's length depends on the query alone.
+    # 0 = a row's bits may depend on its batch. Otherwise they do not, provided that chunks end at
+    # multiples of this number and the query segment's length depends on the query alone.
     deterministic_chunk: int = 0
     # The class names of a classification model, whose labels are classes. None = labels are tokens.
     classes: tuple[str, ...] | None = None
@@ -92,7 +92,7 @@ class BackendLimits:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One forward pass over many segments, int32 throughout.
+    """One forward pass over many segments.
 
     The mask rule: a token sees its request's cached prefix, all tokens of its segment's ancestors,
     and the earlier tokens of its own segment, itself included. It sees nothing else; there is no
@@ -157,7 +157,7 @@ def lineage(batch: PackedBatch, segment: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """A batch's results, float32; all but `label_logits` are None if no row needs them.
+    """A batch's results. All but `label_logits` are None if no row needs them.
 
     `lse` holds NaN in rows that do not need it.
     """
@@ -386,8 +386,8 @@ def int32_array(values: Sequence[int]) -> Int32Array:
 
 
 def _int32(columns: Sequence[Sequence[int]]) -> list[Int32Array]:
-    """Return arrays with these numbers. They are views of one array, because a call of NumPy for
-    each list takes several times as long."""
+    """Return an array for each list. They are views of one array, because a call of NumPy for each
+    takes several times as long."""
     together = int32_array([*chain(*columns)])
     stop = 0
     return [together[stop : (stop := stop + len(values))] for values in columns]

@@ -19,9 +19,9 @@ def warmup_batches(
 ) -> Iterator[PackedBatch]:
     """Yield small batches of token 0, one for every layout.
 
-    The layouts are: a query that fills a page; items on that page; a query with items in the same
-    batch; and each number of scored rows in `rows`. The last runs three times, because the label
-    head has a kernel each for several, one and no most probable tokens.
+    The layouts are: a query that fills a page; items after that page; a query with items in the
+    same batch; and each number of scored rows in `rows`. Each of the last is yielded three times:
+    the label head has different kernels for several, one and no most probable tokens.
     """
     size = min(max_tokens, SMALL)
     yield _batch([size], page_size, kept=min(page_size, size))
@@ -63,7 +63,7 @@ def _full_batches(
 def largest_in_parts(
     max_tokens: int, max_model_len: int, page_size: int
 ) -> list[Iterator[PackedBatch]]:
-    """Return batches whose peaks add up to at least the peak of `largest_batches`, in less time.
+    """Return parts whose peaks add up to at least that of `largest_batches`, but run faster.
 
     The first part has full batches after few cached keys, the second has few rows after the longest
     prefix. This is enough, because memory grows with the number of rows or with the number of keys,

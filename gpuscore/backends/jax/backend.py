@@ -44,8 +44,8 @@ from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 logger = logging.getLogger(__name__)
 
 COMPILERS = 4  # threads that compile programs
-CHECKED = 512  # the check at start runs a program for at least so many tokens
-WORTH_IT = 1.05  # if so many times the pages would fit, the largest program is compiled again
+CHECKED = 512  # the start check runs a program for at least so many tokens
+WORTH_IT = 1.05  # the largest program is compiled again for more than 5 % more pages
 
 
 class JaxBackend:
@@ -256,7 +256,7 @@ class JaxBackend:
         return count
 
     def _meaning(self, failure: RuntimeError) -> Exception:
-        """Return the error for a failed batch, with which the donated pool may be lost."""
+        """Return the error to raise for a failed batch; the pool donated to it may be lost."""
         try:
             jax.block_until_ready(self.pool)
         except RuntimeError as error:

@@ -66,8 +66,8 @@ from gpuscore_kernels.row_functions.build import BuildError
 
 logger = logging.getLogger(__name__)
 
-# Rows from which the check at start computes silu(gate) * up inside a product: known requests are
-# short, and some of their batches have more, some fewer.
+# In the start check, a product of so many rows or more computes silu(gate) * up inside it. Some
+# batches of the known requests have more rows, some fewer, so both kernels are checked.
 GATED_FROM = 200
 
 ResultT = TypeVar("ResultT")
@@ -122,7 +122,7 @@ class TorchBackend:
             plan.attention, self._compiler(extend_attention), plan.deterministic
         )
         try:
-            # Only for the check and the measurement: a few layers and pages.
+            # This launcher, with few layers and pages, is only for the check and the measurement.
             short, some = shortened(config, weights)
             pages = pages_for(plan.pages.size)
             self.launcher = self._make_launcher(
@@ -336,6 +336,6 @@ class TorchBackend:
         self.run_all(warmup_batches(longest, self.plan.pages.size, rows))
 
     def run_all(self, batches: Iterable[PackedBatch]) -> None:
-        """Compute batches one after the other, for their memory or their set-up alone."""
+        """Compute batches in order, only to measure their memory or to finish set-up."""
         for batch in batches:
             self.collect(self.extend(batch))

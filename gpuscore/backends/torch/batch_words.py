@@ -12,7 +12,7 @@ from gpuscore.backends.torch.words import ArraySpec, WordPlaces, exact
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.extend_attention import aligned
 
-TablePlaces: TypeAlias = Callable[[Bucket, int], tuple[Any, ...]]  # for sizes, from a word on
+TablePlaces: TypeAlias = Callable[[Bucket, int], tuple[Any, ...]]  # of (sizes, first word)
 
 
 class Places(NamedTuple):
@@ -41,7 +41,7 @@ class PlannedBatch(NamedTuple):
     batch: PackedBatch
     arrays: Sequence[np.ndarray]
     tables: list[Any]  # of attention
-    lists: int  # the most words of their lists of any length
+    lists: int  # the most words of the tables' lists, which have any length
     places: Places
     replay: Replay | None = None
 

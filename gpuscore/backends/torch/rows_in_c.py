@@ -1,4 +1,4 @@
-"""Functions in C in the place of the decoder's row-wise ones; the check at start compares them."""
+"""C forms of the decoder's row-wise functions; the check at start compares both."""
 
 from typing import cast
 
@@ -27,7 +27,7 @@ def in_c(dtype: torch.dtype) -> Compiler:
     """Compile the functions for rows of `dtype`.
 
     Returns:
-        a function that returns the form in C of one of this module's row-wise functions.
+        a function that returns the C form of a function that is named below.
 
     Raises:
         ConfigError: the functions cannot be compiled or loaded.
