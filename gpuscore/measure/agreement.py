@@ -23,7 +23,7 @@ class Agreement:
         log_p: differences of log-probabilities.
         mean: their mean size, with an interval by bootstrap over queries.
         p: largest difference of a probability or label mass.
-        tau: smallest Kendall's tau-b of the rankings; None: there is none.
+        tau: smallest Kendall's tau-b of the rankings; None: there are no rankings.
         inversions: pairs with a clear gap whose order differs.
         clear_pairs: all pairs with a clear gap.
         mass: largest difference in `got` between a label mass and the sum of the labels'
@@ -103,7 +103,7 @@ def _largest_of_p(reference: Measured, got: Measured) -> float:
 
 
 def mass_error(scored: Measured) -> float | None:
-    """Return the largest error of a label mass, against the sum of its labels; None without one."""
+    """Return the largest difference between a label mass and its labels' sum; None without one."""
     parts = []
     for case in _cases(scored):
         result = scored.results[case.name]

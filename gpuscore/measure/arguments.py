@@ -10,7 +10,7 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-# Keys of tables in modules that import NumPy; importing these here would be slow.
+# Keys of tables in modules that import NumPy, so importing those modules here would be slow.
 SCENARIOS = (
     *("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency"),
     *("setwise", "text"),
@@ -148,7 +148,7 @@ _COMPARE: tuple[Flag, ...] = (
 
 
 def add_measure(commands: Any) -> None:
-    """Add `parity` and `bench`, with their commands, to the parser's."""
+    """Add the commands `parity` and `bench`, with their subcommands."""
     parity = commands.add_parser(
         "parity",
         description="Compare ways to score: backends and machines.",

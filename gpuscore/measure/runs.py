@@ -14,7 +14,7 @@ from gpuscore.models.hub import model_name
 from gpuscore.offline.results import Scores
 from gpuscore.offline.scorer import Scorer
 
-LONG = ("500 items", "long list")  # the longest list; else the case with most items
+LONG = ("500 items", "long list")  # names of the longest list; else it is the case with most items
 ALONE = 8  # approximate number of the longest list's items that are scored once more, each alone
 
 
@@ -22,7 +22,7 @@ def run_workload(config: ModelConfig, plan: Plan, workload: Workload) -> Measure
     """Score every case once, in order; then score items of the longest list alone.
 
     Args:
-        plan: says what "auto" in it means on this machine.
+        plan: made from `config`; it decides what "auto" means on this machine.
 
     Raises:
         ConfigError: the model cannot be served.
@@ -47,7 +47,7 @@ def run_workload(config: ModelConfig, plan: Plan, workload: Workload) -> Measure
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
-    """Score a case; with softmax, without the log-sum-exp over the vocabulary, as over HTTP."""
+    """Score a case; with softmax no log-probabilities are asked for, as over HTTP."""
     items: Sequence[Any] = case.items
     scores: Scores = scorer.score(
         case.query,

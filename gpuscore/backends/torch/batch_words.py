@@ -10,7 +10,7 @@ from gpuscore.backends.torch.launcher import statistics_rows
 from gpuscore.backends.torch.queues import Replay
 from gpuscore.backends.torch.words import ArraySpec, WordPlaces, exact
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.extend_attention import aligned
+from gpuscore_kernels.extend_attention.table import aligned
 
 TablePlaces: TypeAlias = Callable[[Bucket, int], tuple[Any, ...]]  # of (sizes, first word)
 

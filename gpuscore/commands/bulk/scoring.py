@@ -1,6 +1,6 @@
 """Scores the rows of a batch job with the code of the server's routes.
 
-Rows become requests, of which a bounded number are in flight, and the results are saved. Rows of a
+Rows become requests, a bounded number of requests is in flight, and results are saved. Rows of a
 table become bodies of /v1/score or /v1/classify. A file of requests has OpenAI's batch format, like
 vLLM's run-batch: each line has custom_id, method, url and body.
 """
@@ -34,8 +34,8 @@ from gpuscore.types.request import ScoreResult
 # Names a row by its index in the request.
 _PLACE = re.compile(r"\b(documents|input|items|queries)\[\d+\]")
 GROUP_ROWS = 2048  # most rows of one request
-# Most characters of one request, for each token of a batch. A request then takes about two batches,
-# so that results come every few seconds even on a slow machine.
+# Most characters of one request per token of a batch. A request then takes about two batches, so
+# results come every few seconds even on a slow machine.
 GROUP_TEXT = 8
 ALIKE = 256  # characters; rows that begin alike share a request, so these are computed once
 BATCHES = 8  # full batches of tokens that are in flight for each replica
@@ -45,7 +45,7 @@ SAVE_EVERY = 10.0  # seconds of scoring between saves
 
 
 class TextRow(NamedTuple):
-    """A row's query and item, or of a line of requests its body and the whole line."""
+    """A row's query and item; for a line of requests, its body and the whole line."""
 
     query: str
     item: str
@@ -75,7 +75,7 @@ class Unit:
         return b"".join(DIALECT_OF[self.record.route].encode(self.prepared))
 
 
-class Steps:
+class UnitBuilder:
     """Builds requests as the server does, for one model."""
 
     def __init__(self, options: BatchOptions, served: ServedModel) -> None:
@@ -97,8 +97,8 @@ class Steps:
         return Unit(rows, record, prepared)
 
 
-class TableTask(Steps):
-    """The scores of a table's rows.
+class TableTask(UnitBuilder):
+    """Scores the rows of a table.
 
     Raises:
         ConfigError: there are no labels and no prompt family, or the family does not fit the
@@ -179,8 +179,8 @@ class RequestLine(msgspec.Struct):
     body: msgspec.Raw
 
 
-class RequestTask(Steps):
-    """The answers to lines of requests."""
+class RequestTask(UnitBuilder):
+    """Answers lines of requests."""
 
     def texts(self, row: Row) -> tuple[str, str] | str:
         """Return the body and the whole line of a request, or a text that says why it is bad."""
@@ -221,8 +221,8 @@ def _answer(unit: Unit, status: int, body: bytes) -> bytes:
 def grouped(rows: Sequence[TextRow], model: LoadedModel) -> Iterator[Sequence[TextRow]]:
     """Divide rows into groups of one request each.
 
-    Rows with the same query form a group. Rows whose query no other row has are grouped, too, to
-    save requests: first those whose texts begin alike, since a common beginning is computed once.
+    Rows with the same query form a group. Rows with a unique query are grouped, too, to save
+    requests; those whose texts begin alike go together, because the beginning is computed once.
     """
     builder = model.prompts.builder
     max_rows = min(GROUP_ROWS, builder.limits.max_items)
