@@ -80,6 +80,12 @@ def declare(library: ctypes.CDLL, arguments: Mapping[str, Any]) -> None:
         function.restype = None
 
 
+def call(function: Any, tensors: Sequence[Tensor | None], *numbers: float) -> None:
+    """Call a function with the tensors' addresses, the numbers, and torch's number of threads."""
+    addresses = (None if x is None else x.data_ptr() for x in tensors)
+    function(*addresses, *numbers, torch.get_num_threads())
+
+
 def check_tensor(
     x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *, contiguous: bool = True
 ) -> None:
