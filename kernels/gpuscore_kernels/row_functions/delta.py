@@ -16,7 +16,7 @@ _I = c_int32
 _ARGUMENTS = {
     "convolve": (*[_P] * 5, *[_N] * 6, _I),
     "gated_norm": (_P, _P, _P, _P, _F, *[_N] * 4, _I),
-    "delta_walks": (*[_P] * 9, *[_N] * 5, _I),
+    "delta_walks": (*[_P] * 9, *[_N] * 6, _I),
 }
 
 
@@ -92,9 +92,10 @@ class DeltaFunctions:
         out = torch.empty(rows, heads, value_size)
         held = pool.new_empty(walks.held, *pool.shape[1:])
         of_chunk = CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size)
-        scratch = torch.empty(torch.get_num_threads() * (of_chunk + key_size * value_size))
+        words = of_chunk + key_size * value_size
+        scratch = torch.empty(torch.get_num_threads() * words)
         for level in walks.walks:
             tensors = out, pool, held, convolved, *by_row, walks.chunks, level, scratch
-            sizes = len(level), key_heads, repeat, key_size, value_size
+            sizes = len(level), key_heads, repeat, key_size, value_size, words
             call(self._library.delta_walks, tensors, *sizes)
         return out
