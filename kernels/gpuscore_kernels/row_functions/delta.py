@@ -1,7 +1,6 @@
 """The functions of `delta.c` on tensors; `delta_net/reference.py` documents them."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -9,14 +8,10 @@ from torch import Tensor
 from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks, strengths
 from gpuscore_kernels.row_functions.build import call, check_tensor, declare
 
-_P = c_void_p
-_N = c_int64
-_F = c_float
-_I = c_int32
 _ARGUMENTS = {
-    "convolve": (*[_P] * 5, *[_N] * 6, _I),
-    "gated_norm": (_P, _P, _P, _P, _F, *[_N] * 4, _I),
-    "delta_walks": (*[_P] * 9, *[_N] * 6, _I),
+    "convolve": "PPPPPNNNNNNI",
+    "gated_norm": "PPPPFNNNNI",
+    "delta_walks": "PPPPPPPPPNNNNNNI",
 }
 
 

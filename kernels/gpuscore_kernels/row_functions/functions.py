@@ -4,7 +4,6 @@ References of other kernels define the results.
 """
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -16,17 +15,13 @@ LARGEST_HEAD = 1024  # numbers, as in rows.c
 APART = 16  # numbers between two rows of products: a power of two would share lines of a cache
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
-_P = c_void_p
-_N = c_int64
-_F = c_float
-_I = c_int32
 _ARGUMENTS = {
-    "add_rms_norm": (_P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _I),
-    "norm_and_rotate": (_P, _P, _P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _N, _I),
-    "gated": (_P, _P, _I, _N, _N, _N, _I),
-    "quantize_rows": (_P, _P, _P, _F, _N, _N, _N, _I),
-    "scale_rows": (_P, _P, _P, _P, _N, _N, _I),
-    "products": (_P, _P, _P, _N, _N, _N, _N, _I),
+    "add_rms_norm": "PPPPPFINNNNI",
+    "norm_and_rotate": "PPPPPPPFINNNNNI",
+    "gated": "PPINNNI",
+    "quantize_rows": "PPPFNNNI",
+    "scale_rows": "PPPPNNI",
+    "products": "PPPNNNNI",
 }
 
 
