@@ -26,7 +26,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.server.http.address import bind
 from gpuscore.server.http.headers import read_api_keys
 from gpuscore.system.extras import install
-from gpuscore_kernels.row_functions import find_prebuilt
+from gpuscore_kernels.row_functions.build import find_prebuilt
 
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
 LEAST_DISK = 5 * 2**30
@@ -222,7 +222,7 @@ def _compiler(checked: Checked) -> Iterator[Finding]:
     elif shutil.which(cc()) is not None:
         yield Finding("C compiler", "OK", cc())
     else:
-        remedy = "install gcc; without it, models of over 100 million parameters are slower"
+        remedy = "install gcc; without it, models are slower on a CPU"
         yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
 
 

@@ -65,7 +65,7 @@ class ModelConfig:
     )
     compile: str = option(
         "auto",
-        "C functions, on a CPU with a C compiler; auto: for 100 million parameters or more",
+        "C functions, on a CPU with a C compiler; auto: for a million parameters or more",
         choices=("auto", "on", "off"),
     )
     kernels: str = option(

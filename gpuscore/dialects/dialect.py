@@ -51,6 +51,10 @@ class ItemsBody(ScoringBody, kw_only=True):
         ),
     ] = None
 
+    @property
+    def num_items(self) -> int:
+        raise NotImplementedError
+
     def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
         """Yield the places and errors of items that cannot be read, by place.
 
@@ -66,8 +70,15 @@ class ItemsBody(ScoringBody, kw_only=True):
             for _, error in self.refused():
                 raise error
 
-    def errors(self) -> ItemErrors:
-        """Return the errors of items that cannot be read; their number was checked before."""
+    def errors(self, model: LoadedModel, name: str) -> ItemErrors | None:
+        """Return the errors of items that cannot be read; None if an error fails the request.
+
+        Raises:
+            TooManyItems: there are more items, which the caller calls `name`, than the limit.
+        """
+        if self.on_error != "null":
+            return None
+        model.prompts.builder.check_count(name, self.num_items)
         errors = ItemErrors()
         for index, error in self.refused():
             errors.add(index, error)
@@ -140,11 +151,12 @@ class PreparedBody(Generic[BodyT]):
         body: BodyT,
         request: ScoreRequest | None,
         notes: Any = None,
-        errors: tuple[ItemError, ...] | None = None,
+        errors: ItemErrors | None = None,
     ) -> Self:
         """Return a body with the tokens of its request; the request is None without items."""
         tokens = 0 if request is None else request.num_prompt_tokens
-        return cls(body, request, tokens, notes=notes, errors=errors)
+        failed = None if errors is None else errors.listed()
+        return cls(body, request, tokens, notes=notes, errors=failed)
 
     @property
     def engine_request(self) -> ScoreRequest:
@@ -184,14 +196,6 @@ class PreparedBody(Generic[BodyT]):
             return 0
         computed = sum(result.computed_tokens for result in results)
         return max(0, self.engine_request.num_prompt_tokens - computed)
-
-
-def never(_: object) -> bool:
-    return False
-
-
-def nothing_more(body: object, model: LoadedModel | None) -> None:
-    """Check nothing, for dialects whose `decode` checks everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +239,8 @@ class Dialect(Generic[BodyT]):
     prepare: Callable[[LoadedModel, BodyT], PreparedBody[BodyT]]
     encode: Callable[[PreparedBody[BodyT]], Iterator[bytes]]
     answer_bytes: Callable[[PreparedBody[BodyT]], int]
-    check: Callable[[BodyT, LoadedModel | None], None] = nothing_more
-    is_small: Callable[[BodyT], bool] = never
+    check: Callable[[BodyT, LoadedModel | None], None] = lambda *_: None
+    is_small: Callable[[BodyT], bool] = lambda _: False
     errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
     encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
 

@@ -88,13 +88,9 @@ def prepare_ranking(
     """
     prompts = model.prompts.reranker
     given = replace(body.input, fit=True) if truncate else body.input
-    errors = None
-    if body.on_error == "null":
-        model.prompts.builder.check_count(body.input.name, body.num_items)
-        errors = body.errors()
+    errors = body.errors(model, body.input.name)
     built = prompts.build(given, errors)
-    failed = None if errors is None else errors.listed()
-    return PreparedBody.of(body, built.request, (prompts, built.truncated), failed)
+    return PreparedBody.of(body, built.request, (prompts, built.truncated), errors)
 
 
 def ranking_of(prepared: PreparedBody[RankingT]) -> DocumentScores:

@@ -18,7 +18,6 @@ from gpuscore.types.batch import (
     Int32Array,
     PackedBatch,
     Prefix,
-    Rows,
     Segment,
     SegmentColumns,
     pack_columns,
@@ -172,13 +171,7 @@ class ScheduledChunk:
     @property
     def scores_query(self) -> bool:
         """True if a token of the chunk's part of the query is scored."""
-        return len(self.job.request.query_part(*self.query)[1]) > 0
-
-    @property
-    def is_one_prompt(self) -> bool:
-        """True if the request's only item may be one segment with the query's end."""
-        plan = self.job.plan
-        return len(plan.item_ids) == 1 and plan.reads is None
+        return bool(self.job.request.query_part(*self.query))
 
     @property
     def scored_items(self) -> list[int]:
@@ -199,8 +192,8 @@ class ScheduledChunk:
         if plan.reads is None:
             return [(item, 0, 1) for item in self.scored_items]
         start, stop = self.query
-        first = len(plan.request.query_part(0, start)[0].places)
-        count = len(plan.request.query_part(start, stop)[0].places)
+        first = len(plan.request.query_part(0, start).places)
+        count = len(plan.request.query_part(start, stop).places)
         spans = [(QUERY, first, count)] if count else []
         spans += [(item, 0, len(plan.reads[item].places)) for item in self.items]
         if self.long is not None:
@@ -263,25 +256,26 @@ def _add_chunk(
     if chunk.items or stop > start:
         prefixes.append(Prefix(start, pages, job.state_after(start)))
     if stop > start:
-        slots = page_slots(pages, start, stop, limits.page_size)
-        states = job.kept_states(start, stop, limits.page_size)
-        if chunk.items and chunk.is_one_prompt and not limits.deterministic_chunk:
-            prompt = Segment(
-                np.concatenate((plan.query_ids[start:], plan.item_ids[0])),
-                start,
-                prefix,
-                slots=slots,
-                states=states,
-                label_ids=plan.label_ids[0],
-                need_lse=request.need_lse,
-            )
-            segments.add(prompt)
-            return
-        segment = Segment(plan.query_ids[start:stop], start, prefix, slots=slots, states=states)
-        rows, labels = request.query_part(start, stop)
-        if len(labels):
-            segment = replace(segment, label_ids=labels, rows=rows, need_lse=request.need_lse)
+        tokens = plan.query_ids[start:stop]
+        labels = NO_TOKENS
+        is_only = chunk.items and len(plan.item_ids) == 1 and plan.reads is None
+        is_whole = is_only and not limits.deterministic_chunk  # the query's end and the only item
+        if is_whole:
+            tokens = np.concatenate((tokens, plan.item_ids[0]))
+            labels = plan.label_ids[0]
+        segment = Segment(
+            tokens,
+            start,
+            prefix,
+            slots=page_slots(pages, start, stop, limits.page_size),
+            label_ids=labels,
+            need_lse=request.need_lse,
+            rows=request.query_part(start, stop) or None,
+            states=job.kept_states(start, stop, limits.page_size),
+        )
         query_segment = segments.add(segment)
+        if is_whole:
+            return
     _add_items(chunk, prefix, query_segment, segments)
     if chunk.long is not None:
         _add_long_chunk(job, chunk.long, chunk.long_ends, limits, segments, prefixes)
@@ -339,42 +333,32 @@ def _add_long_chunk(
     pages = np.concatenate((shared_pages, _allocated(job.item_pages)))
     prefixes.append(Prefix(start, pages, _state_before(job, start)))
 
-    def add(
-        tokens: Int32Array,
-        first: int,
-        parent: int = -1,
-        labels: Int32Array = NO_TOKENS,
-        rows: Rows | None = None,
-    ) -> None:
-        last = first + len(tokens)
+    first = max(start, query_length)  # of the item's tokens
+    part = slice(first - query_length, max(0, stop - query_length))
+    own = Segment(
+        plan.item_ids[item][part],
+        first,
+        len(prefixes) - 1,
+        label_ids=plan.label_ids[item] if is_last else NO_TOKENS,
+        need_lse=request.need_lse,
+        rows=None if plan.reads is None else plan.reads[item].part(part.start, part.stop),
+    )
+    rest = Segment(plan.query_ids[start:stop], start, len(prefixes) - 1)
+    parent = -1
+    for segment in (rest, own):
+        last = segment.start + len(segment.token_ids)
+        if last == segment.start:
+            continue
         states: Sequence[tuple[int, int]] = ()
         if job.states is not None and last == stop and not is_last:
-            states = [(len(tokens), job.states.item)]
-        segment = Segment(
-            tokens,
-            first,
-            len(prefixes) - 1,
-            parent,
-            slots=None if is_last else page_slots(pages, first, last, page_size),
-            label_ids=labels,
-            rows=rows,
-            need_lse=request.need_lse,
+            states = [(len(segment.token_ids), job.states.item)]
+        added = replace(
+            segment,
+            parent=parent,
+            slots=None if is_last else page_slots(pages, segment.start, last, page_size),
             states=states,
         )
-        segments.add(segment)
-
-    parent = -1
-    if start < query_length:
-        parent = len(segments)
-        add(plan.query_ids[start : min(stop, query_length)], start)
-    if stop > query_length:
-        first = max(0, start - query_length)
-        last = stop - query_length
-        labels = plan.label_ids[item] if is_last else NO_TOKENS
-        rows = None
-        if plan.reads is not None:
-            rows, labels = plan.reads[item].part(first, last, plan.label_ids[item])
-        add(plan.item_ids[item][first:last], query_length + first, parent, labels, rows=rows)
+        parent = segments.add(added)
 
 
 def _state_before(job: Job, start: int) -> int:

@@ -36,7 +36,6 @@ class PageRows:
     """The results of a page's scored rows."""
 
     rows: Rows  # of the page
-    labels: Int32Array  # [labels of all rows]
     scores: RowScores
 
     def answer(self, request: ScoreRequest, start: int, stop: int) -> bool:
@@ -45,9 +44,7 @@ class PageRows:
         count = 0 if tops is None else tops.shape[1]
         if (request.need_lse and self.scores.lse is None) or request.num_top > count:
             return False
-        rows, labels = request.query_part(start, stop)
-        pairs = zip((*rows, labels), (*self.rows, self.labels), strict=True)
-        return all(np.array_equal(requested, cached) for requested, cached in pairs)
+        return all(map(np.array_equal, request.query_part(start, stop), self.rows))
 
 
 # Called with (start, stop): returns the results of these query tokens; None if none is scored.
@@ -108,7 +105,7 @@ class PagePool:
             page_size = len(key.tokens) // 4
             start = len(pages) * page_size
             stop = start + page_size
-            if request is not None and len(request.query_part(start, stop)[1]):
+            if request is not None and request.query_part(start, stop):
                 rows = self._rows_of.get(key.digest)
                 if rows is None or not rows.answer(request, start, stop):
                     break

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self, Unpack
 
 import numpy as np
-from msgspec.structs import replace
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
@@ -26,7 +25,7 @@ from gpuscore.offline.results import (
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.candidates import Candidates, by_prompt, request_of
+from gpuscore.text.readouts import Candidates, by_prompt, request_of
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_arguments import (
@@ -54,7 +53,6 @@ from gpuscore.types.results import (
     label_logprobs,
     label_mass,
     label_scores,
-    per_token,
     rows_apart,
     scored_places,
     spread,
@@ -185,10 +183,11 @@ class Scorer:
         logprobs = scores
         mass: Float64Array | None = None
         if request is not None and result is not None:
-            labels = rows_apart(request.label_ids, request)
-            result = replace(result, label_logits=rows_apart(result.label_logits, request))
-            shown = per_token(result, request.trie) if mean else result
-            scores = label_scores(shown, apply_softmax=softmax, temperature=temperature)
+            labels, result = rows_apart(request, result)
+            lengths = request.trie.lengths if mean and request.trie else None
+            scores = label_scores(
+                result, apply_softmax=softmax, temperature=temperature, lengths=lengths
+            )
             if options["logprobs"]:
                 logprobs = label_logprobs(result)
                 mass = label_mass(result, labels, request.trie)

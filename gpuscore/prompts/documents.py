@@ -99,10 +99,16 @@ class FamilyPrompts:
             )
         self._builder.check_count(inputs.name, len(inputs.documents))
         self._check_fields(inputs)
-        inputs.check_queries()
+        queries = inputs.queries
+        if len(queries) != len(inputs.documents):
+            raise InvalidRequest(
+                f"{inputs.query_name} has {len(queries)} texts and {inputs.name} has "
+                f"{len(inputs.documents)}; send one query, or one for each document",
+                param=inputs.query_name,
+            )
         groups = [
             (query, [index for index, _ in numbered])
-            for query, numbered in groupby(enumerate(inputs.queries), key=lambda pair: pair[1])
+            for query, numbered in groupby(enumerate(queries), key=lambda pair: pair[1])
         ]
         truncated: list[int] = []
         built = [

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscore.errors import InvalidRequest
 from gpuscore.text.boundaries import OverLimit
 from gpuscore.text.controls import ControlToken
 from gpuscore.text.joining import Prompts
@@ -53,17 +52,6 @@ class RerankInput:
         if query is not None and not isinstance(query, str):
             query = errors.rest(query)
         return replace(self, query=query, documents=errors.rest(self.documents))
-
-    def check_queries(self) -> None:
-        """Raise InvalidRequest unless there is one query, or one for each document."""
-        queries = len(self.queries)
-        documents = len(self.documents)
-        if queries != documents:
-            raise InvalidRequest(
-                f"{self.query_name} has {queries} texts and {self.name} has {documents}; send one "
-                "query, or one for each document",
-                param=self.query_name,
-            )
 
     def checked(self, errors: ItemErrors) -> "RerankInput":
         """Return the input; texts that cannot be read become empty and get errors.

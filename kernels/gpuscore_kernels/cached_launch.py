@@ -117,12 +117,6 @@ class CachedLaunch:
         else:
             run(*grid, 1, stream, *first, *places, *tail)
 
-    def forget(self) -> None:
-        """Drop all code, for example because the device changes."""
-        self.codes.clear()
-        self._latest = _NEVER
-        self._driver = None
-
     def _by_triton(
         self,
         grid: tuple[int, int],

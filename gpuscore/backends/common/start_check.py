@@ -15,7 +15,6 @@ import numpy as np
 
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import (
-    NO_TOKENS,
     Float64Array,
     Int32Array,
     PackedBatch,
@@ -136,10 +135,9 @@ class KnownRequests:
                     slots=page_slots(self.pages, start, stop, self._page_size)
                     if is_cached
                     else None,
-                    label_ids=self._labels[tree][first + start : first + stop]
+                    rows=Rows.every(self._labels[tree][first + start : first + stop])
                     if scored
-                    else NO_TOKENS,
-                    rows=Rows.every(stop - start) if scored else None,
+                    else None,
                     need_lse=True,
                     states=((stop - start, 0),) if is_cached else (),
                 )

@@ -176,18 +176,14 @@ class JaxBackend:
         """Yield label logits: first those that the program computed, then the others."""
         if len(batch.label_token_ids):
             yield scored.labels
-        done = programs.sizes.labels
         step = programs.max_labels
-        if len(batch.label_token_ids) <= done:
-            return
-        rows = np.repeat(np.arange(len(batch.score_rows), dtype=np.int32), np.diff(batch.cu_labels))
-        for first in range(done, len(rows), step):
-            label_rows = rows[first : first + step]
+        rows = batch.label_rows
+        for first in range(programs.sizes.labels, len(rows), step):
             label_ids = batch.label_token_ids[first : first + step]
-            count = len(label_rows)
+            count = len(label_ids)
             buffer = np.zeros(1 + 2 * step, np.int32)
             buffer[0] = count
-            buffer[1 : 1 + count] = label_rows
+            buffer[1 : 1 + count] = rows[first : first + step]
             buffer[1 + step : 1 + step + count] = label_ids
             yield programs.labels(scored.hidden, self._weights.lm_head, buffer)
 

@@ -52,7 +52,7 @@ from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
-from gpuscore.backends.torch.start_check import Float32Head, reference
+from gpuscore.backends.torch.start_check import reference
 from gpuscore.backends.torch.weights import DecoderWeights, shortened
 from gpuscore.backends.torch.work_thread import Done, WorkThread, translate_errors
 from gpuscore.errors import ConfigError
@@ -247,16 +247,16 @@ class TorchBackend:
         def run_on(launcher: Launcher) -> Run:
             return lambda batch: self._run(lambda: launcher.launch(batch)()).result()
 
-        def plainly(dtype: torch.dtype, head: Head) -> Run:
-            if group is not None and whole.classes is None:
-                head = ShardedVocabulary(group, whole.vocab_size, head)
+        head: Head = WholeHead("reference", whole.final_softcap)
+        if group is not None and whole.classes is None:
+            head = ShardedVocabulary(group, whole.vocab_size, head)
+
+        def plainly(dtype: torch.dtype) -> Run:
             return run_on(reference(config, weights, head, self._embedding, dtype=dtype))
 
-        exact = plainly(torch.float32, Float32Head(whole.final_softcap))
+        exact = plainly(torch.float32)
+        rounded = None if plan.dtype == torch.float32 else plainly(plan.dtype)
         eight_bits = plan.precision == "int8"
-        rounded = None
-        if plan.dtype != torch.float32:
-            rounded = plainly(plan.dtype, WholeHead("reference", whole.final_softcap))
         compiled = "--compile on, " if plan.compile else ""
         check_start(
             f"{compiled}--attention {plan.attention} with --kernels "

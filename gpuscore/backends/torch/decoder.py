@@ -20,20 +20,13 @@ from gpuscore.backends.common.ropes import Rope
 from gpuscore.backends.torch.attention.choice import AttentionPass
 from gpuscore.backends.torch.delta_net.layer import DeltaNetPass
 from gpuscore.backends.torch.kv_pool import KeptRows
-from gpuscore.backends.torch.layers import (
-    add_and_norm,
-    gated,
-    inverse_frequencies,
-    norm_and_rotate,
-    rms_norm,
-    rotary_tables,
-)
+from gpuscore.backends.torch.layers import inverse_frequencies, norm_and_rotate, rotary_tables
 from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts
 from gpuscore.backends.torch.mixture import MoE
 from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.weights import DecoderWeights, LayerWeights, MLPWeights
 from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
-from gpuscore_kernels.reference import QkvHeads
+from gpuscore_kernels.reference import QkvHeads, add_and_norm, gated, rms_norm
 
 
 @dataclass(frozen=True, slots=True)

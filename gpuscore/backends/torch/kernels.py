@@ -14,10 +14,10 @@ import torch
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.compiler import Function, FunctionT
-from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
 from gpuscore_kernels import hopper
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
+from gpuscore_kernels.reference import add_and_norm, gated, rms_norm
 
 logger = logging.getLogger(__name__)
 

@@ -24,16 +24,7 @@ from gpuscore.backends.common.ropes import Llama3Rope, Rope, YarnRope
 from gpuscore.backends.torch.compiler import FunctionT
 from gpuscore_kernels import reference
 from gpuscore_kernels.label_head import tile_shapes
-from gpuscore_kernels.reference import QkvHeads, add_and_norm, gated, rms_norm
-
-__all__ = [
-    "add_and_norm",
-    "gated",
-    "inverse_frequencies",
-    "norm_and_rotate",
-    "rms_norm",
-    "rotary_tables",
-]
+from gpuscore_kernels.reference import QkvHeads
 
 
 def norm_and_rotate(

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Mixture
 from gpuscore.backends.torch.group import RankGroup
-from gpuscore.backends.torch.layers import EXPERT_ROWS, gated, in_tiles
+from gpuscore.backends.torch.layers import EXPERT_ROWS, in_tiles
 from gpuscore.backends.torch.linear import DenseLinear, LinearWeights, PackedLinear
 from gpuscore.backends.torch.operators import Operators
+from gpuscore_kernels.reference import gated
 
 
 @dataclass(frozen=True, slots=True)

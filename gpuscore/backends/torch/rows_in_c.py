@@ -5,22 +5,18 @@ from typing import cast
 import torch
 
 from gpuscore.backends.torch.compiler import Compiler, Function, cc
-from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
+from gpuscore.backends.torch.layers import norm_and_rotate
 from gpuscore.backends.torch.linear import scaled, unsigned
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
 from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.quantized import EPS
-from gpuscore_kernels.row_functions import (
-    AttentionFunctions,
-    BuildError,
-    DeltaFunctions,
-    RowFunctions,
-    build,
-    find_prebuilt,
-    load,
-)
+from gpuscore_kernels.reference import add_and_norm, gated, rms_norm
+from gpuscore_kernels.row_functions.attention import AttentionFunctions
+from gpuscore_kernels.row_functions.build import BuildError, build, find_prebuilt, load
+from gpuscore_kernels.row_functions.delta import DeltaFunctions
+from gpuscore_kernels.row_functions.functions import RowFunctions
 
 
 def in_c(dtype: torch.dtype) -> Compiler:

@@ -13,6 +13,7 @@ import hashlib
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,12 @@ def compile_library(
     flags = (*FLAGS, *instructions, f"-D{FORMATS[dtype]}", *extra_flags)
     with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
         compiled = [str(Path(folder, f"{name}.o")) for name in FILES]
-        for name, target in zip(FILES, compiled, strict=True):
+
+        def compile_file(name: str, target: str) -> None:
             run(compiler, *flags, "-c", str(sources / name), "-o", target)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(compile_file, FILES, compiled))  # raises the error of a file
         run(compiler, *extra_flags, "-shared", *compiled, "-lm", "-o", str(library))
 
 

@@ -16,17 +16,17 @@ from gpuscore.backends.torch.buckets import Bucket, make_buckets
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import PackedBatch
-from gpuscore_kernels.extend_attention import (
+from gpuscore_kernels.extend_attention.config import config_for
+from gpuscore_kernels.extend_attention.table import (
     DeviceTiles,
     Layout,
-    TableBuilder,
     TablePlace,
     TileShape,
     TileTable,
     list_words,
     upload,
 )
-from gpuscore_kernels.extend_attention.config import config_for
+from gpuscore_kernels.extend_attention.tiles import TableBuilder
 from gpuscore_kernels.row_functions.attention import KEYS
 
 # Tables are kept for prompts of up to KEPT_TOKENS tokens, for up to KEPT lengths; one takes 24 KiB.
