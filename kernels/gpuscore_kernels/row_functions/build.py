@@ -1,8 +1,8 @@
 """Compiles this folder's C files to a library for this CPU, at every start, in a second.
 
 The library is not kept, so one of another CPU, compiler or version can never be loaded by mistake.
-An image without a compiler has prebuilt libraries for several levels of CPUs, which `build_ahead`
-put beside the sources. Their file names hold a digest of the sources and flags.
+For an image without a compiler, `build_ahead` puts libraries for several levels of CPUs beside the
+sources. Their file names hold a digest of the sources and flags.
 
 A library does not link OpenMP. It finds OpenMP's functions in the runtime that torch has loaded,
 and so uses torch's threads.
@@ -105,7 +105,7 @@ def check_tensor(
 
 
 def build_ahead(compiler: str, folder: Path = PREBUILT) -> list[Path]:
-    """Compile a library for every level and dtype, and return their paths; raise BuildError."""
+    """Compile a library for every level and dtype; return their paths, or raise BuildError."""
     folder.mkdir(exist_ok=True)
     libraries = {
         _prebuilt(folder, level, dtype): (level, dtype) for level in LEVELS for dtype in FORMATS

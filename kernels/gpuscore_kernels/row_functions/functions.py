@@ -12,7 +12,7 @@ from gpuscore_kernels.reference import QkvHeads
 from gpuscore_kernels.row_functions.build import call, check_tensor, declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
-APART = 16  # numbers between two rows of products: a power of two would share lines of a cache
+APART = 16  # numbers between two rows of products; strides of a power of two share cache lines
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 _ARGUMENTS = {
