@@ -242,7 +242,7 @@ GOLDEN := tests/fixtures/golden
 RECORD_WITH := $(BIN)/python -P -m gpuscore parity record --device cpu
 RECORD := $(RECORD_WITH) demo --workload quick --threads 1
 golden: setup $(REAL_MODEL)/config.json  ## Release: new golden scores, after a change of the demo or of parity's workload
-	$(RECORD) --dtype float32 --output $(GOLDEN)/torch-float32.json
+	$(RECORD) --dtype float32 --compile off --output $(GOLDEN)/torch-float32.json
 	$(RECORD) --dtype float32 --oracle --output $(GOLDEN)/transformers-float32.json
 	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16.json
 	$(RECORD_WITH) $(REAL_MODEL) --workload text --dtype float32 --oracle --output $(GOLDEN)/smollm2-float32.json

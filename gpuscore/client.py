@@ -20,9 +20,9 @@ import msgspec
 import gpuscore.dialects.answers as answers
 import gpuscore.dialects.wire as wire
 
-JITTER = 0.25  # seconds at most, so that clients that failed together do not come back together
+JITTER = 0.25  # most seconds; without them, clients that failed together would retry together
 SHOWN = 1000  # characters of a server's text in an error
-# Raised for bytes that are no JSON of the wanted shape, or nested too deep.
+# Raised for bytes that are not JSON of the expected type, or are nested too deep.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 AnswerT = TypeVar("AnswerT")
@@ -80,9 +80,9 @@ class _Models(msgspec.Struct):
 class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     """A client of one gpuscore server. It is a context manager; tasks may share it.
 
-    Answers with 429 and 503 are waited for and asked again, not before the server's Retry-After and
-    not after the call's deadline. All calls raise a ClientError (StatusError, ConnectionFailed or
-    BadAnswer), and TypeError or ValueError for what is no JSON. A cancelled call closes its
+    After 429 or 503 a request is sent again, not before the server's Retry-After and not after the
+    call's deadline. All calls raise a ClientError (StatusError, ConnectionFailed or BadAnswer), and
+    TypeError or ValueError for arguments that JSON cannot hold. A cancelled call closes its
     connection, and the server drops its work. `fields` are those of the route's body, such as
     `labels=["yes", "no"]`.
 
@@ -105,7 +105,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     ) -> None:
         self._deadline = deadline
         self._most = max_answer_bytes
-        # Unpacking could take any memory and time, so nothing packed is asked for, nor unpacked.
+        # Decompression could take any memory and time, so answers must not be compressed.
         self._fields = {b"Accept-Encoding": b"identity", b"Content-Type": b"application/json"}
         if api_key is not None:
             self._fields[b"Authorization"] = b"Bearer " + api_key.encode()
@@ -149,7 +149,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         await self.aclose()
 
     async def _ask(self, kind: type[AnswerT], path: str, body: dict[str, Any] | None) -> AnswerT:
-        """Return the answer to a request; 429 and 503 are asked again within the deadline."""
+        """Return the answer to a request; after 429 or 503, retry within the deadline."""
         method, content = ("GET", None) if body is None else ("POST", as_json(body))
         request_id = uuid4().hex
         now = asyncio.get_running_loop().time
@@ -168,7 +168,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
                     if answer.status_code not in (429, 503) or now() + seconds >= until:
                         raise StatusError(answer.status_code, said, request_id)
                     await asyncio.sleep(seconds)
-        except UNREADABLE as error:  # which may quote the server, as the next may
+        except UNREADABLE as error:  # from None: this error and the next may quote the server
             raise BadAnswer(f"not a {kind.__name__}: {error}", request_id) from None
         except (httpx.RequestError, TimeoutError) as error:
             raise ConnectionFailed(f"no complete answer: {error!r}", request_id) from None
@@ -227,7 +227,7 @@ class Client(AbstractContextManager["Client"]):
         self.close()
 
     def _wait(self, call: Coroutine[Any, Any, AnswerT]) -> AnswerT:
-        """Return the result of a call; the call ends, too, if this thread is interrupted."""
+        """Return the result of a call; cancel the call if this thread is interrupted."""
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result()
@@ -241,7 +241,7 @@ def printable(text: str) -> str:
 
 
 def as_json(body: dict[str, Any]) -> bytes:
-    """Encode a body; arrays and numbers of NumPy and series of pandas are lists and numbers."""
+    """Encode a body; arrays and numbers of NumPy and series of pandas become lists and numbers."""
     return json.dumps(body, ensure_ascii=False, allow_nan=False, default=_as_builtin).encode()
 
 

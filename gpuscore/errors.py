@@ -153,7 +153,7 @@ class RequestTimeout(GpuscoreError, status=408):
 
 
 class BodyTooLarge(GpuscoreError, status=413):
-    """The body is larger than `--max-body-bytes`, or becomes so when it is unpacked.
+    """The body is larger than `--max-body-bytes`, or becomes larger when it is decompressed.
 
     Remedy: Send several requests, or raise the limit.
     """

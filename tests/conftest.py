@@ -173,7 +173,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than there are cores: while one worker waits for a deadline, the others
+    """Return two more than there are cores: while some workers wait for a deadline, the others
     compute."""
     affinity = getattr(os, "sched_getaffinity", None)  # does not exist on every system
-    return (len(affinity(0)) if affinity else os.cpu_count() or 1) + 1
+    return (len(affinity(0)) if affinity else os.cpu_count() or 1) + 2

@@ -69,8 +69,7 @@ def test_an_extra_is_there_with_all_that_it_asks_for(capsys, monkeypatch):
     shown = dict(extra.split(" ", 1) for extra in extras.split(", "))
     assert shown.keys() == asked.keys() - {"cuda", "hopper", "dev", "images", "docs"}
     assert shown["otel"] == "yes"
-    here = bool(find_spec("ray"))
-    assert shown["ray"] == ("yes" if here else "no (ray is missing)")
+    assert shown["ray"] == ("yes" if find_spec("ray") else "no (ray is missing)")
 
     def only_the_api(name):
         if name == "opentelemetry-sdk":

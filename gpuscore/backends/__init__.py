@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 Plan: TypeAlias = "TorchPlan | JaxPlan"
 
 # Settings of torch's allocator for CUDA, which torch reads from the environment. Batches have all
-# sizes. In blocks of fixed addresses, what is free between them would soon be too small for the
-# largest batch; segments that grow have no such gaps.
+# sizes. Blocks at fixed addresses would soon leave gaps that are too small for the largest batch.
+# Segments that grow leave none.
 ALLOCATOR = "expandable_segments:True"
 # torch's name, and its older one.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -91,8 +91,8 @@ def _end_process(line: str) -> None:
 def set_allocator() -> None:
     """Choose growing segments, unless the environment has settings or torch was imported before.
 
-    torch reads the variable while it is imported, so this function is called before. Segments need
-    Linux outside of Windows: in WSL the driver fails at their first allocation (pytorch issue
+    torch reads the variable while it is imported, so this function is called before. Such segments
+    need Linux, but not WSL, where the driver fails at their first allocation (pytorch issue
     192330).
     """
     chosen = any(name in os.environ for name in ALLOCATOR_VARIABLES)

@@ -87,7 +87,7 @@ def _complain(message: str) -> None:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        revision = commit()  # it may ask git
+        revision = commit()  # may run git
         print(f"gpuscore {__version__}" + (f" (commit {revision})" if revision else ""))
         parser.exit()
 

@@ -26,6 +26,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.server.http.address import bind
 from gpuscore.server.http.headers import read_api_keys
 from gpuscore.system.extras import install
+from gpuscore_kernels.row_functions.build import find_prebuilt
 
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
 LEAST_DISK = 5 * 2**30
@@ -194,13 +195,13 @@ def _dtype(checked: Checked) -> Iterator[Finding]:
     state = f"instructions for {', '.join(['float32', *native])} ({', '.join(features) or 'none'})"
     result = "a model in bfloat16 is computed in float32"
     if "bfloat16" in native:
-        result = "so is a model in bfloat16"
+        result = "a model in bfloat16 is computed in it"
         used = [next(filter(known.get, names), "others") for names in _USED]
         state += "; those used in bfloat16 are {} in products, {} in attention".format(*used)
     yield Finding("CPU", "OK", f"{state}: with --dtype auto {result}")
 
 
-# Features, the best first, whose instructions oneDNN's products and attention in C use.
+# Features that oneDNN's products, and attention in C, can use; the best first.
 _USED = ("amx_bf16", "avx512_bf16"), ("avx512_bf16", "avx512_f", "avx2")
 _FEATURES = [
     "avx2",
@@ -214,13 +215,15 @@ _FEATURES = [
 
 
 def _compiler(checked: Checked) -> Iterator[Finding]:
-    if checked.device == "cuda":
+    if checked.device == "cuda" or checked.model.backend == "jax":
         return
-    if shutil.which(cc()) is not None:
+    if find_prebuilt(torch.float32) is not None:
+        yield Finding("C compiler", "OK", "not needed: the functions in C are already compiled")
+    elif shutil.which(cc()) is not None:
         yield Finding("C compiler", "OK", cc())
-        return
-    remedy = "install gcc; without it, models of over 100 million parameters are slower"
-    yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
+    else:
+        remedy = "install gcc; without it, models are slower on a CPU"
+        yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
 
 
 def _memory(checked: Checked) -> Iterator[Finding]:
@@ -275,7 +278,7 @@ def _address(checked: Checked) -> Iterator[Finding]:
         yield Finding("API key", "problem", state, f"set {remedy}" if remedy else "mend the file")
     else:
         yield Finding(
-            "API key", "OK", f"{len(keys)} keys" if keys else "none needed for this address"
+            "API key", "OK", f"{len(keys)} given" if keys else "none needed for this address"
         )
 
 

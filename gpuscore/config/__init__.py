@@ -1,7 +1,7 @@
 """The settings: frozen dataclasses with one field per setting.
 
-Each setting's default, help, type and range are written here alone; `options` reads them there. A
-field without an option has one value in a server: only code can give it another.
+Each setting's default, help, type and range are written only here; `options` reads them. Users
+cannot set a field without an option; only code can.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class ModelConfig:
     )
     compile: str = option(
         "auto",
-        "C functions, on a CPU with a C compiler; auto: for 100 million parameters or more",
+        "C functions, on a CPU with a C compiler; auto: for a million parameters or more",
         choices=("auto", "on", "off"),
     )
     kernels: str = option(
@@ -91,7 +91,7 @@ class ModelConfig:
     )
     memory_fraction: float | None = common(
         None,
-        "share of the memory for keys and values, of what weights and the largest batch leave",
+        "share, for keys and values, of the memory that weights and the largest batch leave",
         unset="0.9; on CPU 0.7, and at most four prompts of full length or 65536 tokens",
         minimum=0.05,
         maximum=1.0,
@@ -186,8 +186,8 @@ class ServerConfig:
         "time for a client to send a whole request head, to send a whole body, and to take each "
         "64 KiB of its answer",
     )
-    # Proxies keep connections for 60 seconds or less by default. A proxy that keeps one for longer
-    # than the server loses the request that it sends as the server closes it.
+    # Proxies keep connections for 60 seconds or less by default. If one kept them for longer than
+    # the server, a request that it sends just as the server closes would be lost.
     keep_alive_timeout: float = duration(
         75.0, "time that a connection may be idle; longer than that of a proxy in front"
     )

@@ -1,5 +1,4 @@
-"""The command line: flags, made from the fields of the configuration; flags of labels;
-and the parser of a command."""
+"""The command line: flags, made from the fields of the configuration, and commands' parsers."""
 
 import argparse
 import difflib
@@ -23,7 +22,7 @@ the source of each value."""
 
 
 def other_flags() -> dict[str, str]:
-    """Return what to say of each flag of other servers, to follow its name."""
+    """Return a text for each flag of other servers, to put after the flag."""
     table = tomllib.loads(Path(__file__).with_name("other_flags.toml").read_text(encoding="utf-8"))
     return {
         name: f"is {row['ours']} here" if "ours" in row else f"is not supported: {row['why']}"
@@ -43,7 +42,7 @@ class AllOptions(argparse.RawDescriptionHelpFormatter):
 
 
 class HelpFormatter(AllOptions):
-    """The format of --help, which leaves out the settings that few need."""
+    """The format of --help, which omits rarely needed settings."""
 
     def add_argument(self, action: argparse.Action) -> None:
         if action.dest not in _rare():
@@ -56,19 +55,19 @@ def _rare() -> frozenset[str]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that says of an unknown flag which one is meant."""
+    """A parser whose error for an unknown flag suggests the right one."""
 
     def __init__(self, **words: Any) -> None:
         super().__init__(**({"allow_abbrev": False} | words))
 
     def add_help_all(self) -> None:
-        """Add --help-all, for a command that has settings that few need."""
+        """Add --help-all, for a command with rarely needed settings."""
         self.add_argument(ALL, action=_HelpAll, nargs=0, help="show all options, the rare ones too")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; exit with a usage error for an unknown word, which argparse would pass on.
+        """Parse; exit with a usage error for an unknown word, which argparse would return.
 
         The error shows a flag without its value, which may be a secret.
         """
@@ -131,7 +130,7 @@ def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
 def add_some_flags(
     parser: argparse.ArgumentParser, title: str, config: type, names: Collection[str] | None = None
 ) -> None:
-    """Add a group of the fields of a configuration dataclass, or of only these."""
+    """Add a group with a flag per field of a configuration dataclass, or only for `names`."""
     group = parser.add_argument_group(title)
     for item in options(config):
         if names is None or item.name in names:

@@ -14,7 +14,7 @@ from gpuscore.errors import ConfigError
 ConfigT = TypeVar("ConfigT")
 
 PREFIX = "GPUSCORE_"  # every environment variable starts with it
-PLACES = ("MODEL", "DIRECTORY", "FILE")  # whose values may be paths of one machine
+PLACES = ("MODEL", "DIRECTORY", "FILE")  # metavars of values that may be paths of this machine
 SHOWN_CHARACTERS = 60  # most characters of a value in an error
 _SIZE = re.compile(r"([0-9]{1,15})(|KiB|MiB|GiB|TiB)")
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -28,7 +28,7 @@ class Option:
         unset: describes the default None.
         metavar: the value's name in the help; by default N or NAME, or the choices.
         common: shown by --help; the others are shown only by --help-all.
-        repeated: a flag that may be given several times; commas join its values. MODEL needs none.
+        repeated: the flag, if it may be given several times; commas join its values.
         name, kind: the field's name, and its type: bool, int, float or str.
     """
 

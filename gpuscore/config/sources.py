@@ -1,7 +1,7 @@
 """The sources of values: command line, else environment, else TOML file, else default.
 
-Every source is checked completely, even values that another source overrides. No message holds the
-value of an unknown name: the name may be a misspelt name of the API key.
+Every source is checked completely, even values that another source overrides. No message shows the
+value of an unknown name, because the name may be the API key's, misspelt.
 """
 
 import tomllib
@@ -104,7 +104,7 @@ def _from_file(path: str) -> dict[str, Setting]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    try:  # with a final line end, tomllib also says where an error in the last line is
+    try:  # with a final line end, tomllib can locate errors in the last line
         return tomllib.loads(Path(path).read_bytes().decode() + "\n")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"configuration file {path}: {error}") from error

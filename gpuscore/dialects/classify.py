@@ -78,7 +78,7 @@ class ClassifyBody(ScoringBody):
         return len(self.texts)
 
 
-_TEXT_BYTES = 96 + 2 * COUNT_BYTES  # names, index, number of classes, a mark
+_TEXT_BYTES = 96 + 2 * COUNT_BYTES  # field names, index, number of classes, `truncated`
 
 
 def _check(body: ClassifyBody) -> None:

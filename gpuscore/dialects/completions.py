@@ -5,14 +5,14 @@ decoding. Fields of generation that clients send by habit are accepted at values
 nothing; other values are refused, and the error names the field.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
-    CompletionOptions,
-    SentPrompts,
-    completion_json,
+    AskedPrompts,
+    completion_bytes,
+    encode_completion,
 )
 from gpuscore.dialects.decoding import accepting, strict_decoder
 from gpuscore.dialects.dialect import Dialect, PreparedBody
@@ -20,23 +20,15 @@ from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.text.candidates import (
-    IDS,
-    NO_CANDIDATES,
-    START,
-    Candidates,
-    PromptRows,
-    by_prompt,
-    request_of,
-)
 from gpuscore.text.joining import PromptBuilder, Prompts
+from gpuscore.text.readouts import IDS, NO_CANDIDATES, START, Candidates, request_of
 from gpuscore.types.batch import Int32Array, common_prefix, sorted_order
 from gpuscore.types.request import MAX_TOP, ScoreRequest
 
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
 # share. Each gets as large a share of every batch as another caller's request.
 MAX_GROUPS = 16
-# Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
+# Log-probabilities of an answer, those of the best tokens included. Each takes about fifty bytes.
 MAX_ECHO_LOGPROBS = 2**19
 
 
@@ -95,25 +87,17 @@ class CompletionBody(ScoringBody):
     def num_items(self) -> int:
         return len(self.prompts)
 
-    @property
-    def options(self) -> CompletionOptions:
-        return CompletionOptions(bool(self.echo), self.max_tokens == 1, self.logprobs)
-
 
 def _check(body: CompletionBody) -> None:
     _check_tokens(body)
-    _check_candidates(body)
-    if not body.prompt and body.prompt != "":
-        raise InvalidRequest("prompt is required", param="prompt")
-    if isinstance(body.prompt, list) and len(set(map(type, body.prompt))) > 1:
-        raise MixedInputTypes("prompts must be all text or all token ids", param="prompt")
-
-
-def _check_candidates(body: CompletionBody) -> None:
     if body.prompt_logprob_token_ids is not None and not body.echo:
         raise InvalidRequest(f"{IDS} needs echo", param=IDS)
     if body.prompt_logprob_start and body.prompt_logprob_token_ids is None:
         raise InvalidRequest(f"{START} needs {IDS}", param=START)
+    if not body.prompt and body.prompt != "":
+        raise InvalidRequest("prompt is required", param="prompt")
+    if isinstance(body.prompt, list) and len(set(map(type, body.prompt))) > 1:
+        raise MixedInputTypes("prompts must be all text or all token ids", param="prompt")
 
 
 def _check_tokens(body: CompletionBody) -> None:
@@ -151,110 +135,60 @@ def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody
     builder = model.prompts.builder
     special = body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt")
-    texts = body.prompts if isinstance(body.prompts[0], str) else None
     candidates = None
     ids = body.prompt_logprob_token_ids
     if ids is not None:
         candidates = Candidates.read(ids, body.prompt_logprob_start or 0, prompts, builder.checks)
-    notes = SentPrompts(
+    asked = AskedPrompts(
         ids=prompts,
-        texts=texts,
+        texts=body.prompts if isinstance(body.prompts[0], str) else None,
         encoder=builder.encoder,
         vocab_rows=builder.backend.vocab_rows,
+        echo=bool(body.echo),
+        next_token=body.max_tokens == 1,
+        logprobs=body.logprobs,
         candidates=candidates,
     )
     total = sum(map(len, prompts))
-    if not body.options.every_position and candidates is None:
-        request = _next_token(builder, body, prompts) if body.max_tokens else None
-        return PreparedBody(body, request, total, notes)
-    if body.options.every_position:
-        _check_total(builder, body, total)
-    request = _rows_of_prompts(builder, body, prompts, candidates)
-    groups = alike(prompts, MAX_GROUPS)
-    if len(groups) == 1:
-        return PreparedBody(body, request, total, notes)
-    of_groups = ([prompts[place] for place in group] for group in groups)
-    parts = [_rows_of_prompts(builder, body, group, candidates) for group in of_groups]
-    return PreparedBody(body, request, total, notes, parts=tuple(parts), places=groups)
-
-
-def _check_total(builder: PromptBuilder, body: CompletionBody, total: int) -> None:
-    """Raise TooManyTokens if the answer would have too many log-probabilities."""
-    most = MAX_ECHO_LOGPROBS // (1 + _num_top(body, builder))
-    if total > most:
+    if not asked.every_position and candidates is None:
+        request = _next_token(builder, body, asked) if asked.next_token else None
+        return PreparedBody(body, request, total, asked)
+    most = MAX_ECHO_LOGPROBS // (1 + asked.num_top)
+    if asked.every_position and total > most:
         raise TooManyTokens(
             f"{total} tokens, the limit for log-probabilities of prompts is {most} with this "
             "logprobs",
             param="prompt",
         )
 
+    def request_of_group(group: Sequence[int]) -> ScoreRequest:
+        return request_of(
+            [prompts[place] for place in group],
+            candidates or NO_CANDIDATES,
+            builder.backend,
+            terms=body.terms,
+            num_top=asked.num_top,
+            every=asked.every_position,
+        )
 
-def _rows_of_prompts(
-    builder: PromptBuilder,
-    body: CompletionBody,
-    prompts: Sequence[Int32Array],
-    candidates: Candidates | None,
-) -> ScoreRequest:
-    """Return the engine's request for prompts that begin alike: every row, or with candidates
-    alone the rows that have some."""
-    every = body.options.every_position
-    return request_of(
-        prompts,
-        candidates or NO_CANDIDATES,
-        builder.backend,
-        terms=body.terms,
-        num_top=_num_top(body, builder) if every or body.options.next_token else 0,
-        every=every,
-    )
+    whole = request_of_group(range(len(prompts)))
+    groups = alike(prompts, MAX_GROUPS)
+    if len(groups) == 1:
+        return PreparedBody(body, whole, total, asked)
+    parts = tuple(map(request_of_group, groups))
+    return PreparedBody(body, whole, total, asked, parts=parts, places=groups)
 
 
-def _next_token(
-    builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...]
-) -> ScoreRequest:
+def _next_token(builder: PromptBuilder, body: CompletionBody, asked: AskedPrompts) -> ScoreRequest:
     """Return a request for each prompt's next token only, so that cached prefixes can be used."""
+    prompts = asked.ids
     shared = len(prompts[0]) if len(prompts) == 1 else 0
     return builder.from_prompts(
         Prompts(lambda start: iter(prompts[start:]), len(prompts), shared, "prompt"),
         [0],
         body.terms,
         need_lse=True,
-        num_top=_num_top(body, builder),
-    )
-
-
-def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
-    """Return the number of most probable tokens to ask for: 1 even if no token is shown.
-
-    The most probable token is the answer's next token, and shows whether the prompt's own token is
-    the best.
-    """
-    return min(max(1, body.logprobs or 0), builder.backend.vocab_rows)
-
-
-def completion_bytes(prepared: PreparedBody[CompletionBody]) -> int:
-    sent: SentPrompts = prepared.notes
-    return sent.most_bytes(prepared.body.options)
-
-
-def encode_completion(prepared: PreparedBody[CompletionBody]) -> Iterator[bytes]:
-    """Return the answer as JSON, made a few positions at a time."""
-    sent: SentPrompts = prepared.notes
-    requests = prepared.parts
-    results = prepared.results
-    places = prepared.places
-    if prepared.result is not None:  # of the undivided request
-        requests = (prepared.engine_request,)
-        results = (prepared.result,)
-        places = [range(len(sent.ids))]
-    answered: dict[int, PromptRows] = {}
-    for group, request, result in zip(places, requests, results, strict=True):
-        answered.update(zip(group, by_prompt(request, result), strict=True))
-    return completion_json(
-        sent,
-        answered,
-        prepared.body.options,
-        cached_tokens=prepared.cached_tokens,
-        head=prepared.head("text_completion"),
+        num_top=asked.num_top,
     )
 
 

@@ -27,7 +27,7 @@ from gpuscore.types.request import Terms
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 REFUSED = "x-refused"
-SHORT = 64  # bytes: longer values are none of those that change nothing
+SHORT = 64  # bytes; a longer value is never one that changes nothing
 
 
 class Other(NamedTuple):

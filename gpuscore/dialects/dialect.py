@@ -28,6 +28,7 @@ from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.types.item_errors import ItemError, ItemErrors
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import scored_places
 
 # Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
 SMALL_ITEMS = 64
@@ -50,10 +51,14 @@ class ItemsBody(ScoringBody, kw_only=True):
         ),
     ] = None
 
+    @property
+    def num_items(self) -> int:
+        raise NotImplementedError
+
     def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
         """Yield the places and errors of items that cannot be read, by place.
 
-        They are made when they are asked for, because a body may have millions, over every limit.
+        They are made one by one, because a body may have millions, far over every limit.
         """
         raise NotImplementedError
 
@@ -65,8 +70,15 @@ class ItemsBody(ScoringBody, kw_only=True):
             for _, error in self.refused():
                 raise error
 
-    def errors(self) -> ItemErrors:
-        """Return the errors of items that cannot be read; their number was checked before."""
+    def errors(self, model: LoadedModel, name: str) -> ItemErrors | None:
+        """Return the errors of items that cannot be read; None if an error fails the request.
+
+        Raises:
+            TooManyItems: there are more items, which the caller calls `name`, than the limit.
+        """
+        if self.on_error != "null":
+            return None
+        model.prompts.builder.check_count(name, self.num_items)
         errors = ItemErrors()
         for index, error in self.refused():
             errors.add(index, error)
@@ -128,17 +140,23 @@ class PreparedBody(Generic[BodyT]):
     model: str = ""
     record: RequestRecord = field(init=False)
 
+    @property
+    def scored_places(self) -> Sequence[int]:
+        """The indices in the body of the items of `request`."""
+        return scored_places(self.errors, self.body.num_items)
+
     @classmethod
     def of(
         cls,
         body: BodyT,
         request: ScoreRequest | None,
         notes: Any = None,
-        errors: tuple[ItemError, ...] | None = None,
+        errors: ItemErrors | None = None,
     ) -> Self:
         """Return a body with the tokens of its request; the request is None without items."""
         tokens = 0 if request is None else request.num_prompt_tokens
-        return cls(body, request, tokens, notes=notes, errors=errors)
+        failed = None if errors is None else errors.listed()
+        return cls(body, request, tokens, notes=notes, errors=failed)
 
     @property
     def engine_request(self) -> ScoreRequest:
@@ -180,14 +198,6 @@ class PreparedBody(Generic[BodyT]):
         return max(0, self.engine_request.num_prompt_tokens - computed)
 
 
-def never(_: object) -> bool:
-    return False
-
-
-def nothing_more(body: object, model: LoadedModel | None) -> None:
-    """Check nothing, for dialects whose `decode` checks everything."""
-
-
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[BodyT]):
     """The paths of a dialect, and the functions that read and answer its bodies.
@@ -202,9 +212,9 @@ class Dialect(Generic[BodyT]):
         bodies: types of the bodies, for /docs.
         answers: types of the answers, for /docs; empty for a route that is always refused.
         example: a body that the demo model answers, for /docs.
-        decode: decodes a body and makes all checks that need no model; with limits, in parts and
-            only up to more values than they allow. May set `variant` of the record. Raises
-            InvalidRequest or TooManyItems.
+        decode: decodes a body and makes all checks that need no model. With limits, it decodes in
+            parts, and stops once there are more values than they allow. May set `variant` of the
+            record. Raises InvalidRequest or TooManyItems.
         check: checks fields that need the served model, which is None while it loads; runs before
             the model's name is checked. Raises GpuscoreError.
         prepare: makes the engine's request; announces each piece of work on text (`announce`).
@@ -229,8 +239,8 @@ class Dialect(Generic[BodyT]):
     prepare: Callable[[LoadedModel, BodyT], PreparedBody[BodyT]]
     encode: Callable[[PreparedBody[BodyT]], Iterator[bytes]]
     answer_bytes: Callable[[PreparedBody[BodyT]], int]
-    check: Callable[[BodyT, LoadedModel | None], None] = nothing_more
-    is_small: Callable[[BodyT], bool] = never
+    check: Callable[[BodyT, LoadedModel | None], None] = lambda *_: None
+    is_small: Callable[[BodyT], bool] = lambda _: False
     errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
     encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
 
@@ -286,7 +296,7 @@ def list_json(rows: Iterable[object], size: int = NUMBERS) -> Iterator[bytes]:
 def lists_json(
     entries: Iterator[object], counts: Iterable[int | None], size: int
 ) -> Iterator[bytes]:
-    """Yield the JSON of a list of lists, which take so many entries each in turn; None is null."""
+    """Yield the JSON of a list of lists. Each takes a count of entries in turn; None is null."""
     before = b"["
     for count in counts:
         yield before

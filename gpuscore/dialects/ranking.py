@@ -13,11 +13,10 @@ from gpuscore.dialects.wire import about
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.results import scored_places
 
 
 class RankingBody(ItemsBody, kw_only=True):
-    """The fields of the bodies of all these dialects."""
+    """The fields that the bodies of these routes share."""
 
     input: ClassVar[RerankInput]
     instruction: Annotated[
@@ -82,25 +81,21 @@ class DocumentScores:
 def prepare_ranking(
     model: LoadedModel, body: RankingT, truncate: bool = False
 ) -> PreparedBody[RankingT]:
-    """Build the engine's request; with `truncate`, from documents that are cut to fit.
+    """Build the engine's request. With `truncate`, documents are cut to fit the model.
 
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
     """
     prompts = model.prompts.reranker
     given = replace(body.input, fit=True) if truncate else body.input
-    errors = None
-    if body.on_error == "null":
-        model.prompts.builder.check_count(body.input.name, body.num_items)
-        errors = body.errors()
+    errors = body.errors(model, body.input.name)
     built = prompts.build(given, errors)
-    failed = None if errors is None else errors.listed()
-    return PreparedBody.of(body, built.request, (prompts, built.truncated), failed)
+    return PreparedBody.of(body, built.request, (prompts, built.truncated), errors)
 
 
 def ranking_of(prepared: PreparedBody[RankingT]) -> DocumentScores:
     prompts, truncated = prepared.notes
-    places = scored_places(prepared.errors, prepared.body.num_items)
+    places = prepared.scored_places
     if not places:
         return DocumentScores(np.empty(0), places, truncated)
     raw = prompts.raw_scores(prepared.scores)

@@ -161,7 +161,7 @@ _decoded = strict_decoder(RerankBody)
 
 def decode_rerank(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> RerankBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    # Errors in decoding need the variant, too. A text cannot hold this name: it escapes quotes.
+    # Decoding errors need the variant, too. A JSON text never holds the name, as it escapes quotes.
     tei = b'"texts"' in body or record.route == TEXT_RANKING_PATH
     record.variant = TEI if tei else ""
     fields = _decoded(body, record, limits)

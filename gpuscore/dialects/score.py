@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from msgspec import Meta, structs
+from msgspec import Meta
 
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import PairsAnswer, ScoreAnswer
@@ -49,7 +49,6 @@ from gpuscore.types.results import (
     label_logprobs,
     label_mass,
     label_scores,
-    per_token,
     rows_apart,
     spread,
 )
@@ -63,8 +62,8 @@ class ScoreBody(ItemsBody):
     """Body of POST /v1/score. `null` means a field's default."""
 
     input: ClassVar[ScoreInput]
-    # msgspec cannot tell list[str] from list[list[int]] in a union, so `text.joining` checks that
-    # all are of one kind.
+    # msgspec cannot tell list[str] from list[list[int]] in a union, so `ScoreInput` checks that all
+    # are of one kind.
     items: Annotated[
         Text | list[Text | Ids | None] | None,
         about(
@@ -169,41 +168,33 @@ def decode_score(
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), bool(decoded.apply_softmax))
-    decoded.read_as(_to_input(decoded, _present(decoded.given, decoded.query)))
+    decoded.read_as(_to_input(decoded))
     return decoded
 
 
-def _present(given: Sequence[Text | Ids | None], query: Text | Ids | None) -> list[Text | Ids]:
-    """Return the items, with an empty one in the place of each null."""
-    is_text = isinstance(query or None, str) or str in set(map(type, given))
+def _to_input(body: ScoreBody) -> ScoreInput:
+    """Return the body as a `ScoreInput`, with an empty item in the place of each null; raise
+    GpuscoreError if fields contradict each other."""
+    given = body.given
+    is_text = isinstance(body.query or None, str) or str in set(map(type, given))
     empty: Text | Ids = "" if is_text else []
-    return [empty if item is None else item for item in given]
-
-
-def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
-    """Return the body as input for `text.joining`; raise GpuscoreError if fields do not fit."""
     label_ids: Any = body.label_token_ids  # `ScoreInput` checks that its lists are of one kind
     whole = not body.apply_softmax or body.return_label_logprobs or body.return_label_mass
+    token = body.score_extraction_token
+    if token is not None and body.score_extraction_token_id is not None:
+        name = "score_extraction_token"
+        raise InvalidRequest(f"{name} and {name}_id exclude each other", param=name)
     return ScoreInput(
         query=body.query if body.query is not None else "",
-        items=items,
+        items=[empty if item is None else item for item in given],
         label_token_ids=label_ids,
         labels=body.labels,
         label_sequences=body.label_sequences,
         item_first=bool(body.item_first),
         need_lse=bool(whole),
         terms=body.terms,
-        extraction=_extraction(body),
+        extraction=body.score_extraction_token_id if token is None else token,
     )
-
-
-def _extraction(body: ScoreBody) -> str | int | None:
-    text = body.score_extraction_token
-    id = body.score_extraction_token_id
-    if text is not None and id is not None:
-        name = "score_extraction_token"
-        raise InvalidRequest(f"{name} and {name}_id exclude each other", param=name)
-    return id if text is None else text
 
 
 def check_score(body: ScoreBody | PairsBody, model: LoadedModel | None) -> None:
@@ -216,16 +207,12 @@ def prepare_score(model: LoadedModel, body: ScoreBody | PairsBody) -> PreparedBo
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, PairsBody):
         return prepare_ranking(model, body)
-    builder = model.prompts.builder
-    errors = None
-    if body.on_error == "null":
-        builder.check_count("items", body.num_items)
-        errors = body.errors()
+    errors = body.errors(model, "items")
     inputs = body.input
     if inputs.extraction is None:
         inputs = replace(inputs, extraction=model.prompts.step_token)
-    request = builder.build(inputs, errors, model.default_labels)
-    return PreparedBody.of(body, request, errors=None if errors is None else errors.listed())
+    request = model.prompts.builder.build(inputs, errors, model.default_labels)
+    return PreparedBody.of(body, request, errors=errors)
 
 
 def _is_small(body: ScoreBody | PairsBody) -> bool:
@@ -246,8 +233,7 @@ def score_bytes(prepared: PreparedBody[Any]) -> int:
     rows = body.num_items
     labels = 0
     if request is not None:
-        same = request.trie and len(request.trie.sequences) * request.num_rows
-        labels = same or sum(map(len, request.label_ids))
+        labels = sum(map(len, request.label_ids))
         rows += request.num_rows if request.readouts else 0
     tables = 2 if body.return_label_logprobs else 1
     masses = NUMBER_BYTES * rows if body.return_label_mass else 0
@@ -259,18 +245,9 @@ def encode_score(prepared: PreparedBody[Any]) -> Iterator[bytes]:
     if isinstance(prepared.body, PairsBody):
         return encode_pairs(prepared)
     body: ScoreBody = prepared.body
-    request = prepared.request
-    trie = None if request is None else request.trie
-    labels = () if request is None else rows_apart(request.label_ids, request)
-
-    def masses(part: ScoreResult, rows: slice) -> Iterable[Float64Array]:
-        return label_mass(part, labels[rows], trie)
-
-    tables = [_scores_json(prepared)]
-    if body.return_label_logprobs:
-        tables.append(_table(prepared, lambda part, _: label_logprobs(part)))
-    if body.return_label_mass:
-        tables.append(_table(prepared, masses))
+    softmax = bool(body.apply_softmax)
+    temperature = _temperature(body)
+    mean = body.label_length_normalization == "mean"
     tokens = prepared.prompt_tokens
     answer = ScoreAnswer(
         scores=HOLE,
@@ -281,53 +258,41 @@ def encode_score(prepared: PreparedBody[Any]) -> Iterator[bytes]:
         label_mass=HOLE if body.return_label_mass else None,
         errors=prepared.failed_items,
     )
-    return in_pieces(answer, *tables)
-
-
-def _scores_json(prepared: PreparedBody[Any]) -> Iterator[bytes]:
-    """Return the scores of a body that is not of pairs, as a JSON list of rows, in pieces."""
-    body: ScoreBody = prepared.body
-    request = prepared.request
-    temperature = _temperature(body)
-    divisor = request.trie if request and body.label_length_normalization == "mean" else None
+    errors = prepared.errors or ()
+    count = body.num_items
+    if prepared.result is None:
+        tables = 1 + bool(body.return_label_logprobs) + bool(body.return_label_mass)
+        return in_pieces(answer, *(list_json(spread((), errors, count)) for _ in range(tables)))
+    request = prepared.engine_request
+    trie = request.trie
+    labels, result = rows_apart(request, prepared.result)
+    step = max(1, NUMBERS // max(map(len, labels)))
 
     def scores(part: ScoreResult, _: slice) -> Iterable[Float64Array]:
-        shown = per_token(part, divisor)
-        return label_scores(shown, apply_softmax=bool(body.apply_softmax), temperature=temperature)
+        lengths = trie.lengths if mean and trie else None
+        return label_scores(part, apply_softmax=softmax, temperature=temperature, lengths=lengths)
 
-    return _table(prepared, scores)
+    def masses(part: ScoreResult, rows: slice) -> Iterable[Float64Array]:
+        return label_mass(part, labels[rows], trie)
 
+    def table(
+        compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
+    ) -> Iterator[bytes]:
+        """Return a JSON list of the items' rows, or with `readouts` of their lists of rows; null
+        for an item with an error."""
+        some = (slice(start, start + step) for start in range(0, len(labels), step))
+        rows = (row.tolist() for part in some for row in compute(result.part(part), part))
+        if request.readouts is None:
+            return list_json(spread(rows, errors, count), step)
+        counts = map(len, request.readouts.places[1:])
+        return lists_json(rows, spread(counts, errors, count), step)
 
-def _table(
-    prepared: PreparedBody[Any], compute: Callable[[ScoreResult, slice], Iterable[Float64Array]]
-) -> Iterator[bytes]:
-    """Return a JSON list with an entry per item, null for those with errors: its row, or a list of
-    its rows."""
-    result = prepared.result
-    request = prepared.request
-    errors = prepared.errors or ()
-    count = prepared.body.num_items
-    if result is None or request is None:
-        return list_json(spread((), errors, count))
-    result = structs.replace(result, label_logits=rows_apart(result.label_logits, request))
-    step = max(1, NUMBERS // max(map(len, result.label_logits)))
-    rows = _rows(result, step, compute)
-    if request.readouts is None:
-        return list_json(spread(rows, errors, count), step)
-    counts = map(len, request.readouts.places[1:])
-    return lists_json(rows, spread(counts, errors, count), step)
-
-
-def _rows(
-    result: ScoreResult,
-    step: int,
-    compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
-) -> Iterator[Any]:
-    """Yield the results of `compute`, `step` rows at a time, as Python's numbers or lists."""
-    for start in range(0, len(result.label_logits), step):
-        some = slice(start, start + step)
-        for row in compute(result.part(some), some):
-            yield row.tolist()
+    parts = [table(scores)]
+    if body.return_label_logprobs:
+        parts.append(table(lambda part, _: label_logprobs(part)))
+    if body.return_label_mass:
+        parts.append(table(masses))
+    return in_pieces(answer, *parts)
 
 
 def _temperature(body: ScoreBody) -> float:

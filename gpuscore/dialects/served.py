@@ -16,7 +16,10 @@ from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import ReplicaState
 
-LOADING, READY, LOST = "loading", "ready", "lost"  # states of a model
+# States of a model.
+LOADING = "loading"
+READY = "ready"
+LOST = "lost"
 LOADING_RETRY_AFTER = 5  # seconds
 MAX_RETRY_AFTER = 30  # seconds
 _SIZES = 48  # sizes are counted by their number of binary digits

@@ -98,10 +98,6 @@ def tokenize_bytes(prepared: PreparedBody[TokenizeBody]) -> int:
     return COUNT_BYTES * len(ids) + text_bytes(*names)
 
 
-def detokenize_bytes(prepared: PreparedBody[DetokenizeBody]) -> int:
-    return text_bytes(prepared.notes)
-
-
 def encode_tokenize(prepared: PreparedBody[TokenizeBody]) -> Iterator[bytes]:
     """Return the ids that `prepare` has made; the engine is not asked."""
     answer, ids, encoder = prepared.notes
@@ -109,11 +105,6 @@ def encode_tokenize(prepared: PreparedBody[TokenizeBody]) -> Iterator[bytes]:
     tokens = (id for start in starts for id in ids[start : start + NUMBERS].tolist())
     names = [list_json(map(encoder.token_name, ids.tolist()), ROWS)] if answer.token_strs else []
     return in_pieces(answer, list_json(tokens), *names)
-
-
-def encode_detokenize(prepared: PreparedBody[DetokenizeBody]) -> Iterator[bytes]:
-    """Return the text that `prepare` has made; the engine is not asked."""
-    return in_pieces(DetokenizeAnswer(HOLE), text_json(prepared.notes))
 
 
 TOKENIZE_TEXT = Dialect(
@@ -136,7 +127,7 @@ DETOKENIZE = Dialect(
     answers=(DetokenizeAnswer,),
     decode=strict_decoder(DetokenizeBody),
     prepare=prepare_detokenize,
-    encode=encode_detokenize,
-    answer_bytes=detokenize_bytes,
+    encode=lambda prepared: in_pieces(DetokenizeAnswer(HOLE), text_json(prepared.notes)),
+    answer_bytes=lambda prepared: text_bytes(prepared.notes),
     example={"tokens": [32, 33]},
 )

@@ -74,7 +74,7 @@ class FailedItem(msgspec.Struct):
     """An item that was not scored, because the request has `on_error: null`."""
 
     index: Annotated[int, about("Number of the item in the request, from 0.")]
-    code: Annotated[str, about("The code of the error that it would be alone.")]
+    code: Annotated[str, about("The code of the error that the item would get alone.")]
     message: Annotated[str, about("That error's message.")]
 
 

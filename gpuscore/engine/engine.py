@@ -26,7 +26,7 @@ from gpuscore.types.stats import EngineStats
 logger = logging.getLogger(__name__)
 
 WELL_FILLED = 4  # a batch of at least 1/WELL_FILLED of max_tokens counts for the capacity
-RATE_SECONDS = 5.0  # of work, after which its weight in the average has fallen to 1/e
+RATE_SECONDS = 5.0  # after so much further work, a step's weight in the average is 1/e
 RETRY_AFTER = 30  # seconds
 
 

@@ -18,7 +18,6 @@ from gpuscore.types.batch import (
     Int32Array,
     PackedBatch,
     Prefix,
-    Rows,
     Segment,
     SegmentColumns,
     pack_columns,
@@ -50,7 +49,7 @@ class Job:
     # What batches that are not collected yet compute.
     in_flight: list["ScheduledChunk"] = field(default_factory=list)
     epoch: int = 0  # grows when chunks in flight are to be computed again
-    retried: set[int] = field(default_factory=set)  # long items or QUERY, with a non-finite row
+    retried: set[int] = field(default_factory=set)  # long items or QUERY that run a second time
     removed: bool = False
 
     # What it holds of the KV cache.
@@ -91,7 +90,7 @@ class Job:
         tokens = self.tree_tokens
         self.trees.extend([first for first in firsts if tokens[first] <= limits.max_tokens])
         self.long_items.extend([first for first in firsts if tokens[first] > limits.max_tokens])
-        # No plan has larger trees.
+        # In a plan, a tree of several items always fits a batch.
         assert all(len(self.tree_of(first)) == 1 for first in self.long_items)  # noqa: S101
         self.shared_length = shared_query_tokens(self.query_length, limits)
         self.long_scheduled = self.shared_length
@@ -130,7 +129,7 @@ class Job:
         """Return the states to keep of a chunk, each as (tokens of the chunk up to it, slot)."""
         if self.states is None:
             return []
-        # What other jobs may read stays as it is.
+        # States that other jobs may read must not be overwritten.
         first = max(start, self.published_pages * page_size)
         kept = [(at - start, slot) for at, slot in self.states.kept.items() if first < at <= stop]
         return [*sorted(kept), (stop - start, self.states.query)]
@@ -157,7 +156,7 @@ class ScheduledChunk:
     query: tuple[int, int]  # (start, stop) in the query; may be empty
     items: list[int] = field(default_factory=list)  # of whole trees, in order
     long: LongChunk | None = None
-    long_ends: bool = False  # the long item's last chunk; only `readouts` score the others
+    long_ends: bool = False  # it is the long item's last; others have rows only with `readouts`
     num_tokens: int = 0
     is_retry: bool = False  # a tree that is computed again alone, after a non-finite row
 
@@ -172,13 +171,7 @@ class ScheduledChunk:
     @property
     def scores_query(self) -> bool:
         """True if a token of the chunk's part of the query is scored."""
-        return len(self.job.request.query_part(*self.query)[1]) > 0
-
-    @property
-    def is_one_prompt(self) -> bool:
-        """True if the request's only item may be one segment with the query's end."""
-        plan = self.job.plan
-        return len(plan.item_ids) == 1 and plan.reads is None
+        return bool(self.job.request.query_part(*self.query))
 
     @property
     def scored_items(self) -> list[int]:
@@ -191,7 +184,7 @@ class ScheduledChunk:
 
     @property
     def spans(self) -> list[tuple[int, int, int]]:
-        """The scored rows, in order: (item or QUERY, the first one's number in it, their number).
+        """Runs of scored rows, in order: (item or QUERY, number of its first row, number of rows).
 
         An item has one row, its last token's, or with `readouts` any number.
         """
@@ -199,8 +192,8 @@ class ScheduledChunk:
         if plan.reads is None:
             return [(item, 0, 1) for item in self.scored_items]
         start, stop = self.query
-        first = len(plan.request.query_part(0, start)[0].places)
-        count = len(plan.request.query_part(start, stop)[0].places)
+        first = len(plan.request.query_part(0, start).places)
+        count = len(plan.request.query_part(start, stop).places)
         spans = [(QUERY, first, count)] if count else []
         spans += [(item, 0, len(plan.reads[item].places)) for item in self.items]
         if self.long is not None:
@@ -263,25 +256,26 @@ def _add_chunk(
     if chunk.items or stop > start:
         prefixes.append(Prefix(start, pages, job.state_after(start)))
     if stop > start:
-        slots = page_slots(pages, start, stop, limits.page_size)
-        states = job.kept_states(start, stop, limits.page_size)
-        if chunk.items and chunk.is_one_prompt and not limits.deterministic_chunk:
-            prompt = Segment(
-                np.concatenate((plan.query_ids[start:], plan.item_ids[0])),
-                start,
-                prefix,
-                slots=slots,
-                states=states,
-                label_ids=plan.label_ids[0],
-                need_lse=request.need_lse,
-            )
-            segments.add(prompt)
-            return
-        segment = Segment(plan.query_ids[start:stop], start, prefix, slots=slots, states=states)
-        rows, labels = request.query_part(start, stop)
-        if len(labels):
-            segment = replace(segment, label_ids=labels, rows=rows, need_lse=request.need_lse)
+        tokens = plan.query_ids[start:stop]
+        labels = NO_TOKENS
+        is_only = chunk.items and len(plan.item_ids) == 1 and plan.reads is None
+        is_whole = is_only and not limits.deterministic_chunk  # the query's end and the only item
+        if is_whole:
+            tokens = np.concatenate((tokens, plan.item_ids[0]))
+            labels = plan.label_ids[0]
+        segment = Segment(
+            tokens,
+            start,
+            prefix,
+            slots=page_slots(pages, start, stop, limits.page_size),
+            label_ids=labels,
+            need_lse=request.need_lse,
+            rows=request.query_part(start, stop) or None,
+            states=job.kept_states(start, stop, limits.page_size),
+        )
         query_segment = segments.add(segment)
+        if is_whole:
+            return
     _add_items(chunk, prefix, query_segment, segments)
     if chunk.long is not None:
         _add_long_chunk(job, chunk.long, chunk.long_ends, limits, segments, prefixes)
@@ -339,42 +333,32 @@ def _add_long_chunk(
     pages = np.concatenate((shared_pages, _allocated(job.item_pages)))
     prefixes.append(Prefix(start, pages, _state_before(job, start)))
 
-    def add(
-        tokens: Int32Array,
-        first: int,
-        parent: int = -1,
-        labels: Int32Array = NO_TOKENS,
-        rows: Rows | None = None,
-    ) -> None:
-        last = first + len(tokens)
+    first = max(start, query_length)  # of the item's tokens
+    part = slice(first - query_length, max(0, stop - query_length))
+    own = Segment(
+        plan.item_ids[item][part],
+        first,
+        len(prefixes) - 1,
+        label_ids=plan.label_ids[item] if is_last else NO_TOKENS,
+        need_lse=request.need_lse,
+        rows=None if plan.reads is None else plan.reads[item].part(part.start, part.stop),
+    )
+    rest = Segment(plan.query_ids[start:stop], start, len(prefixes) - 1)
+    parent = -1
+    for segment in (rest, own):
+        last = segment.start + len(segment.token_ids)
+        if last == segment.start:
+            continue
         states: Sequence[tuple[int, int]] = ()
         if job.states is not None and last == stop and not is_last:
-            states = [(len(tokens), job.states.item)]
-        segment = Segment(
-            tokens,
-            first,
-            len(prefixes) - 1,
-            parent,
-            slots=None if is_last else page_slots(pages, first, last, page_size),
-            label_ids=labels,
-            rows=rows,
-            need_lse=request.need_lse,
+            states = [(len(segment.token_ids), job.states.item)]
+        added = replace(
+            segment,
+            parent=parent,
+            slots=None if is_last else page_slots(pages, segment.start, last, page_size),
             states=states,
         )
-        segments.add(segment)
-
-    parent = -1
-    if start < query_length:
-        parent = len(segments)
-        add(plan.query_ids[start : min(stop, query_length)], start)
-    if stop > query_length:
-        first = max(0, start - query_length)
-        last = stop - query_length
-        labels = plan.label_ids[item] if is_last else NO_TOKENS
-        rows = None
-        if plan.reads is not None:
-            rows, labels = plan.reads[item].part(first, last, plan.label_ids[item])
-        add(plan.item_ids[item][first:last], query_length + first, parent, labels, rows=rows)
+        parent = segments.add(added)
 
 
 def _state_before(job: Job, start: int) -> int:
@@ -387,9 +371,9 @@ def _state_before(job: Job, start: int) -> int:
 
 
 def shared_query_tokens(query_length: int, limits: BackendLimits) -> int:
-    """Return how many query tokens' pages a long item shares: whole pages and whole chunks.
+    """Return how many query tokens a long item reads from the query's pages.
 
-    It computes the query's other tokens again.
+    They are whole pages and whole chunks. The item computes the query's other tokens again.
     """
     whole = max(limits.page_size, limits.deterministic_chunk)
     return query_length // whole * whole

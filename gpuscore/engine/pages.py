@@ -8,7 +8,7 @@
 Only full pages of queries are published. A page is found by a chain of SHA-256 digests over (the
 model's identity, the tenant's salt, the tokens before the page, the page's tokens). The tokens
 after a query's last full page are not cached. The pool numbers the pages; the backend stores them.
-Of a query that was scored, the results of its rows are kept here with its pages.
+If tokens of a query are scored, their results are kept here with its pages.
 """
 
 import hashlib
@@ -36,22 +36,18 @@ class PageRows:
     """The results of a page's scored rows."""
 
     rows: Rows  # of the page
-    labels: Int32Array  # [labels of all rows]
     scores: RowScores
 
     def answer(self, request: ScoreRequest, start: int, stop: int) -> bool:
-        """True if the results are what a request asks for its query's tokens `start` to `stop` -
-        1."""
+        """True if the request needs exactly these results of query tokens [start, stop)."""
         tops = self.scores.top_ids
         count = 0 if tops is None else tops.shape[1]
         if (request.need_lse and self.scores.lse is None) or request.num_top > count:
             return False
-        rows, labels = request.query_part(start, stop)
-        pairs = zip((*rows, labels), (*self.rows, self.labels), strict=True)
-        return all(np.array_equal(requested, cached) for requested, cached in pairs)
+        return all(map(np.array_equal, request.query_part(start, stop), self.rows))
 
 
-# Returns the results of a query's tokens from one to another; None if none of them is scored.
+# Called with (start, stop): returns the results of these query tokens; None if none is scored.
 RowsOf: TypeAlias = Callable[[int, int], PageRows | None]
 
 
@@ -94,10 +90,10 @@ class PagePool:
     def find(
         self, keys: Iterable[PageKey], request: ScoreRequest | None = None
     ) -> tuple[list[int], list[PageRows | None]]:
-        """Return the pages of the longest cached start of a query, and take a reference each.
+        """Return the pages of a query's longest cached prefix, and take a reference to each.
 
-        Pages with rows that the request scores are found only with those rows' results, which come
-        with them.
+        If the request scores rows of a page, the page is found only if it has their results. They
+        are returned, too.
         """
         pages: list[int] = []
         cached_rows: list[PageRows | None] = []
@@ -109,7 +105,7 @@ class PagePool:
             page_size = len(key.tokens) // 4
             start = len(pages) * page_size
             stop = start + page_size
-            if request is not None and len(request.query_part(start, stop)[1]):
+            if request is not None and request.query_part(start, stop):
                 rows = self._rows_of.get(key.digest)
                 if rows is None or not rows.answer(request, start, stop):
                     break
@@ -163,7 +159,7 @@ class PagePool:
             self.evicted += 1
 
     def forget(self, keys: Iterable[PageKey]) -> None:
-        """Remove the pages with these keys from the index; those in use become free afterwards."""
+        """Remove the pages with these keys from the index; those in use become free on release."""
         for key in keys:
             if (page := self._page_of.get(key.digest)) is not None:
                 self._forget(page)

@@ -1,23 +1,23 @@
 """The plan of a request: the items that are computed, and the rows of the answer that each gives.
 
 An item that repeats an earlier one is not computed again. Nodes of labels of several tokens
-(`types/request.py`) become items of one token each, which continue their item. Such a *tree*, an
-item with all its descendants, is computed in one batch. A node of a tree that does not fit a
-batch is a whole prompt instead: the item's tokens again, and those down to the node.
+(`types/request.py`) become items of one token each, which continue their item. An item with all its
+descendants is a *tree* and is computed in one batch. If a tree does not fit a batch, each node
+becomes a whole prompt instead: the item's tokens again, then those down to the node.
 
 A prefix that many items share becomes an item of its own, which they continue. For that, items are
-sorted, so that those with a common prefix are neighbours. The prefix may again continue another (a
-radix tree; Morrison, 1968). If tokens before an item's last one are scored, a prefix is shared as
-far as their labels are equal, too, and keeps them: its rows are computed once for all items that
-begin so.
+sorted, so that those with a common prefix are neighbours. A prefix may continue another one (a
+radix tree; Morrison, 1968). If tokens before an item's last one are scored, items share a prefix
+only as far as these tokens' labels are equal, too. The prefix's rows are then computed once for all
+of these items.
 
-A shared prefix costs one more pass of attention over all rows below it. A bench, whose figures are
-in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
+A shared prefix costs one more pass of attention over all rows below it. According to bench/LOG.md,
+this takes as long as about one token for every 14 rows.
 """
 
 from bisect import bisect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import sub
 from typing import NamedTuple, TypeAlias
@@ -41,15 +41,15 @@ from gpuscore.types.request import (
     split_for_labels,
 )
 
-QUERY = -1  # in place of an item, where the query's own rows are meant
+QUERY = -1  # in place of an item: the query's own rows
 # A prefix of items is shared if it has MIN_SHARED tokens, saves MIN_SAVED tokens, and saves one
 # token for every ROWS_PER_SAVED_TOKEN rows below it.
 MIN_SHARED = 4
 MIN_SAVED = 16
 ROWS_PER_SAVED_TOKEN = 8
 MAX_DEPTH = 8  # shared prefixes below each other; each costs a pass over its descendants
-# A tree that does not fit the rest of a batch leaves it unfilled. A divided tree computes its
-# prefix twice.
+# Trees are divided until so many fit a batch. A tree that does not fit the rest of a batch leaves
+# it unfilled, but a divided tree computes its prefix twice.
 TREES_PER_BATCH = 4
 
 
@@ -78,7 +78,7 @@ class Plan:
     reads: Sequence[Rows] | None = None
 
     def rows_of(self, item: int) -> Sequence[int]:
-        """Return the rows of the answer that an item's row is, or its first row; none if it is not
+        """Return the rows of the answer that an item's first row becomes; none if the item is not
         scored."""
         if item == QUERY:
             return (0,)
@@ -100,7 +100,7 @@ class Plan:
         return len(self.query_ids) + sum(map(len, self.item_ids))
 
     def callers_item(self, item: int) -> int:
-        """Return the caller's item to which an item's row belongs; the first one of several."""
+        """Return the caller's item that gets an item's rows; if several do, the first."""
         if item == QUERY:
             return 0
         row = min(self.rows_of(item)) // self.rows_per_token
@@ -120,9 +120,9 @@ def plan_items(
     """Return the plan of a request.
 
     Args:
-        trees_per_batch: how many trees with shared prefixes fit a batch together. To compute
-            the rows of a prefix twice costs more than to leave a batch unfilled, so a tree with
-            such rows may fill a batch.
+        trees_per_batch: how many trees with shared prefixes must fit a batch together. With
+            readouts it is 1: computing a prefix's scored rows twice costs more than leaving a
+            batch unfilled.
     """
     query, items = split_for_labels(request, limits)
     may_share = len({item[:MIN_SHARED].tobytes() for item in items}) < len(items)
@@ -131,7 +131,7 @@ def plan_items(
         return Plan(request, query, items, request.label_ids)
     different = _different_items(request, items, limits)
     builder = None
-    # With --deterministic bits depend on what is a segment.
+    # With --deterministic, bits would depend on where shared prefixes end.
     must_not_share = limits.deterministic_chunk or (request.trie and request.readouts)
     if (may_share or len(different) > len(items)) and not must_not_share:
         if request.readouts is not None:
@@ -143,27 +143,29 @@ def plan_items(
         builder = _PlanBuilder(request, different)
         for item in different:
             builder.append(item)
-    plan = Plan(
+    trie = request.trie
+    return Plan(
         request,
         query,
         tuple(builder.items),
         tuple(builder.labels),
         parents=builder.parents if max(builder.parents) >= 0 else None,
         rows=builder.rows,
+        label_tokens=0 if trie is None else _label_tokens(builder.items, trie, different),
+        reads=builder.reads if trie is None and request.readouts is not None else None,
     )
-    if request.trie is None:
-        return plan if request.readouts is None else replace(plan, reads=builder.reads)
-    return replace(plan, label_tokens=_label_tokens(plan, request.trie, different))
 
 
-def _label_tokens(plan: Plan, trie: LabelTrie, different: Sequence["_Item"]) -> int:
-    """Return how many of a plan's tokens belong to labels.
+def _label_tokens(
+    items: Sequence[Int32Array], trie: LabelTrie, different: Sequence["_Item"]
+) -> int:
+    """Return how many tokens of a plan's items belong to labels.
 
     If a node is a whole prompt, the item's tokens stand in the plan twice.
     """
-    computed = sum(map(len, plan.item_ids))
+    computed = sum(map(len, items))
     prompts = [item for item in different if not item.is_node]
-    scored = sum(1 if item.reads is None else len(item.reads.places) for item in prompts)
+    scored = sum(len(item.reads.places) or 1 for item in prompts)
     prompt_tokens = sum(len(item.tokens) for item in prompts)
     return computed - min(prompt_tokens, computed - scored * trie.num_nodes)
 
@@ -176,12 +178,10 @@ def _equal_items(request: ScoreRequest) -> list[list[int]]:
     if len(request.item_ids) < 2:
         return [[item] for item in range(len(request.item_ids))]
     labels = {id(ids): ids.tobytes() for ids in request.label_ids}  # usually one for all items
-    read = request.readouts
-    rows = [] if read is None else [*zip(read.places[1:], read.counts[1:], strict=True)]
     places: dict[tuple[bytes, ...], list[int]] = {}
     for number, (item, ids) in enumerate(zip(request.item_ids, request.label_ids, strict=True)):
-        item_rows = [part.tobytes() for part in rows[number]] if rows else ()
-        key = (item.tobytes(), labels[id(ids)], *item_rows)
+        rows = request.rows_of(number)
+        key = (item.tobytes(), labels[id(ids)], rows.places.tobytes(), rows.counts.tobytes())
         places.setdefault(key, []).append(number)
     return list(places.values())
 
@@ -195,32 +195,31 @@ class _Item(NamedTuple):
 
     tokens: Int32Array
     labels: Int32Array
-    rows: list[int]  # of the answer, the first of each equal item
+    rows: list[int]  # of the answer: the first row of each equal item
     nodes: Sequence[Int32Array] = ()  # the tokens of the nodes that continue each scored token
     is_node: bool = False  # True for a node that is a whole prompt
-    reads: Rows | None = None  # the tokens that are scored; None = the last one
+    reads: Rows = NO_ROWS  # the tokens that are scored; none = the last one
 
     def part(self, start: int, stop: int) -> _Part:
         """Return the tokens `start` to `stop` - 1 and what belongs to them."""
         tokens = self.tokens[start:stop]
-        if self.reads is None:
-            if stop == len(self.tokens):
-                return tokens, self.labels, self.rows, NO_ROWS
-            return tokens, NO_TOKENS, [], NO_ROWS
-        reads, labels = self.reads.part(start, stop, self.labels)
-        before = self.reads.before(start)
-        return tokens, labels, [row + before for row in self.rows], reads
+        if self.reads:
+            reads = self.reads.part(start, stop)
+            before = self.reads.before(start)
+            return tokens, reads.labels, [row + before for row in self.rows], reads
+        if stop == len(self.tokens):
+            return tokens, self.labels, self.rows, NO_ROWS
+        return tokens, NO_TOKENS, [], NO_ROWS
 
     def marks(self, numbers: dict[bytes, int]) -> Int32Array:
         """Return a number for each token: 0 if it is not scored, else the same for equal labels."""
         marks = np.zeros(len(self.tokens), np.int32)
-        reads = self.reads or NO_ROWS
-        if (reads.counts == 1).all():
-            marks[reads.places] = 1 + self.labels
+        places, counts, labels = self.reads
+        if (counts == 1).all():
+            marks[places] = 1 + labels
             return marks
-        ends = np.cumsum(reads.counts).tolist()
-        labels = [self.labels[a:b].tobytes() for a, b in zip([0, *ends], ends, strict=False)]
-        marks[reads.places] = [numbers.setdefault(ids, -1 - len(numbers)) for ids in labels]
+        of_rows = np.split(labels, np.cumsum(counts[:-1]))
+        marks[places] = [numbers.setdefault(ids.tobytes(), -1 - len(numbers)) for ids in of_rows]
         return marks
 
 
@@ -230,39 +229,27 @@ def _different_items(
     """Return each different item once; with labels of several tokens also with their nodes."""
     trie = request.trie
     first_rows = request.first_rows
-    reads = None if request.readouts is None else request.readouts.rows[1:]
     different: list[_Item] = []
     for equal in _equal_items(request):
         item = equal[0]
         rows = [first_rows[number] for number in equal]
-        item_reads = None if reads is None else reads[item]
+        reads = request.rows_of(item)
         if trie is None:
             labels = request.label_ids[item]
-            different.append(_Item(items[item], labels, rows, reads=item_reads))
+            different.append(_Item(items[item], labels, rows, reads=reads))
             continue
         prompts = prompts_with_nodes(request, item, items[item], limits)
         for number, tokens in enumerate(prompts):
-            different += _with_nodes(
-                tokens,
-                [trie.num_rows * (row + number) for row in rows],
-                trie,
-                limits,
-                reads=item_reads if len(prompts) == 1 else None,
-            )
+            own = [trie.num_rows * (row + number) for row in rows]
+            fits = fits_batch(tokens, trie, limits)
+            nodes = [*trie.tokens[:, None]] if fits else ()
+            read = reads if fits and len(prompts) == 1 else NO_ROWS
+            different.append(_Item(tokens, trie.next_ids[0], own, nodes, reads=read))
+            for node, path in enumerate(() if fits else trie.paths(), 1):
+                whole = np.concatenate((tokens, np.array(path, np.int32)))
+                labels = trie.next_ids[node]
+                different.append(_Item(whole, labels, [row + node for row in own], is_node=True))
     return different
-
-
-def _with_nodes(
-    tokens: Int32Array, rows: list[int], trie: LabelTrie, limits: BackendLimits, reads: Rows | None
-) -> Iterator[_Item]:
-    """Yield an item with the trie's nodes below its scored tokens, or those as whole prompts."""
-    if fits_batch(tokens, trie, limits):
-        yield _Item(tokens, trie.next_ids[0], rows, [*trie.tokens[:, None]], reads=reads)
-        return
-    yield _Item(tokens, trie.next_ids[0], rows)
-    for number, path in enumerate(trie.paths(), 1):
-        whole = np.concatenate((tokens, np.array(path, np.int32)))
-        yield _Item(whole, trie.next_ids[number], [row + number for row in rows], is_node=True)
 
 
 def _shared_plan(
@@ -281,7 +268,7 @@ def _shared_plan(
 
 
 class _PlanBuilder:
-    """The items of a plan in preorder, while they are added; sorted items share prefixes."""
+    """Collects the items of a plan in preorder; sorted items share prefixes."""
 
     def __init__(self, request: ScoreRequest, different: Sequence[_Item]) -> None:
         self.items: list[Int32Array] = []
@@ -299,7 +286,7 @@ class _PlanBuilder:
         An item with nodes below several tokens becomes a chain: each part ends with such a token,
         and its nodes and the next part continue it.
         """
-        if self._trie is None or item.reads is None:
+        if self._trie is None or not item.reads:
             self._add(parent, item.part(depth, len(item.tokens)))
             self._add_nodes(item, item.rows)
             return
@@ -311,7 +298,7 @@ class _PlanBuilder:
             self._add_nodes(item, rows)
 
     def _add_nodes(self, item: _Item, rows: list[int]) -> None:
-        """Add the nodes that continue the last item, whose rows of the answer these are."""
+        """Add the nodes that continue the last item; `rows` are that item's rows of the answer."""
         if self._trie is not None and item.nodes:
             first = len(self.items)
             self.items += item.nodes
@@ -343,7 +330,7 @@ class _PlanBuilder:
         while runs:
             start, stop = runs.pop()
             count = len(self.items)
-            # No tree of a run has fewer tokens than those that its items do not share.
+            # The tree of a run has at least the tokens that its items do not share.
             least = self._common[start] + unshared[stop] - unshared[start]
             if stop - start == 1 or least <= max_tokens:
                 self._append_run(start, stop)
@@ -369,7 +356,8 @@ class _PlanBuilder:
             if stop - start == 1:
                 self.append(self._different[start], depth, parent)
                 continue
-            shared = self._shared_tokens(start, stop)
+            # Each item keeps a last token of its own.
+            shared = min(*self._common[start + 1 : stop], min(self._lengths[start:stop]) - 1)
             if level == MAX_DEPTH:
                 parts = [(place, place + 1) for place in range(start, stop)]
             elif self._is_worth_sharing(start, stop, depth, shared):
@@ -391,12 +379,8 @@ class _PlanBuilder:
             return False
         return saved * ROWS_PER_SAVED_TOKEN >= rows_below
 
-    def _shared_tokens(self, start: int, stop: int) -> int:
-        """Count the tokens that sorted items share; each item keeps a last token of its own."""
-        return min(*self._common[start + 1 : stop], min(self._lengths[start:stop]) - 1)
-
     def _append_prefix(self, start: int, stop: int, part: slice, parent: int) -> None:
-        """Add these tokens, which a run of sorted items shares, with the rows of all of them."""
+        """Add the tokens `part`, which a run of sorted items shares, with all these items' rows."""
         # Without readouts no row is in a prefix, and one item will do.
         items = self._different[start : stop if self._has_readouts else start + 1]
         parts = [item.part(part.start, part.stop) for item in items]

@@ -36,8 +36,8 @@ class Launched(NamedTuple):
 logger = logging.getLogger(__name__)
 
 # Successive out-of-memory batches before a request fails. Each halves the next batch: 16 halvings
-# take a million tokens down to 16. Without this bound, several items that are so short that every
-# batch holds more than one of them would be tried for ever.
+# take a million tokens down to 16. Without this bound, items that are too short to be alone in a
+# batch would be tried for ever.
 MAX_OUT_OF_MEMORY = 16
 
 
@@ -54,7 +54,7 @@ class Runner:
         self.backend = backend
         self.clock = clock
         self.scheduler = Scheduler(backend.limits, prefix_cache=prefix_cache)
-        # Any thread may read these; one may be as before a batch, and another as after it.
+        # Counters, which any thread may read. One may include a batch that another does not yet.
         self.oom_retried = self.oom_failed = self.nonfinite_rows = 0
         self.computed_tokens = self.batches = self.items = 0
         self._out_of_memory = 0  # successive batches
@@ -121,7 +121,7 @@ class Runner:
             self._in_flight = None
 
     def _launch(self, chunks: Sequence[ScheduledChunk], scheduled_at: float) -> Launched | None:
-        """Launch a batch; None if that failed, which its requests then know."""
+        """Launch a batch. If that fails, fail or reschedule its requests and return None."""
         batch = build_batch(chunks, self.backend.limits)
         now = self.clock()
         for chunk in chunks:
@@ -238,7 +238,7 @@ class Runner:
         self.scheduler.shrink()
 
     def _fail(self, job: Job, error: GpuscoreError | None) -> None:
-        """Remove a request and set its error; without an error (None) if it was cancelled."""
+        """Remove a request and set its error; None = it was cancelled."""
         ticket = self._tickets.pop(job, None)
         self.scheduler.remove(job)
         if ticket is not None and error is not None:
@@ -246,9 +246,9 @@ class Runner:
 
 
 def _caused(error: GpuscoreError, cause: Exception) -> GpuscoreError:
-    """Set the cause of an error that a caller may keep, without its frames.
+    """Set the cause of an error, without the frames of the cause.
 
-    Frames refer to the batch, and to the device's memory that it took. The log has them.
+    A caller may keep the error, and frames would keep the batch's device memory. The log has them.
     """
     for error_in_chain in causes(cause):
         error_in_chain.__traceback__ = None

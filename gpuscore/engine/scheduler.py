@@ -3,18 +3,18 @@
 A request is *waiting* until it has KV pages for all its tokens, then *running* until all of it is
 scheduled. `schedule` builds a batch in three steps:
 
-1. Waiting requests get their pages, in the order of (priority, arrival), and become running. The
-   first one for which too few pages are free keeps all behind it waiting, so nothing starves or
-   deadlocks. A request whose prefix another one is computing waits for it and lets others pass.
+1. Waiting requests get their pages, in the order of (priority, arrival), and become running. If too
+   few pages are free for one, all behind it wait, too, so that nothing starves or deadlocks. While
+   another request computes its prefix, a request waits and lets others pass.
 2. If an item gave a non-finite row, its tree runs again alone, as the whole batch.
 3. Otherwise running requests fill the batch up to the token budget, those with the lowest priority
-   value first. Equals share it by deficit round robin (Shreedhar and Varghese, 1995): each round
-   lets every request schedule QUANTUM more tokens, and a request keeps the tokens that it could not
-   use. So a request of 10 items is done within a few batches even behind one of 10,000 items.
+   value first. Equal ones share it by deficit round robin (Shreedhar and Varghese, 1995): in each
+   round a request may schedule QUANTUM more tokens, and it keeps the tokens that it could not use.
+   So a request of 10 items is done within a few batches even behind one of 10,000 items.
 
-Of one request, the query is scheduled first, in prefill chunks if it is longer than a batch; its
-keys and values stay in pages. Items follow in the same batch or in later ones; a *tree*, an item
-with all that continue it, is never divided. An item that is longer than a batch comes last, in
+A request's query is scheduled first, in prefill chunks if it is longer than a batch; its keys and
+values stay in pages. Items follow in the same batch or in later ones. An item and all items that
+continue it are a *tree*, which is never divided. An item that is longer than a batch comes last, in
 chunks over pages of its own.
 
 A batch is scheduled while the one before it is in flight. If that one fails, `reschedule` puts back
@@ -285,8 +285,7 @@ class Scheduler:
         job.in_flight.remove(again)
 
     def reschedule(self, job: Job) -> None:
-        """Put back what a job's chunks in flight compute, to be scheduled again; their results will
-        be ignored."""
+        """Schedule again what a job's chunks in flight compute; their results will be ignored."""
         job.epoch += 1
         long_chunks: list[LongChunk] = []  # the last one first
         for chunk in reversed(job.in_flight):
@@ -302,15 +301,15 @@ class Scheduler:
                 if chunk.long_ends:
                     job.long_items.appendleft(chunk.long.item)
         if long_chunks:
-            # Once the next long item has overwritten the pages of the one before, that one must
-            # start again; and once a chunk has overwritten its state.
+            # A long item starts again if the next one has overwritten its pages, or a chunk has
+            # overwritten its state.
             one_item = len({long.item for long in long_chunks}) == 1 and job.states is None
             job.long_scheduled = long_chunks[-1].start if one_item else job.shared_length
         if not job.removed:
             self._enqueue(job)
 
     def _finish(self, chunk: ScheduledChunk) -> None:
-        """Take a chunk whose batch has ended from those in flight."""
+        """Remove a chunk whose batch has ended from those in flight."""
         chunk.job.in_flight.remove(chunk)
         self._release_if_done(chunk.job)
 
@@ -377,8 +376,8 @@ class Scheduler:
         return pages[:usable]
 
     def _first_missing_page(self, keys: tuple[PageKey, ...]) -> bytes:
-        """Return the digest of a query's first page that is not cached; of a model with states, of
-        the first one at whose end a state is being computed. b"" = there is none."""
+        """Return the digest of a query's first page that is not cached; in a model with states, of
+        the first one at whose end a job computes a state. b"" = there is none."""
         for key in keys:
             if not self.limits.num_states or key.digest in self._computing:
                 return key.digest
@@ -407,7 +406,7 @@ class Scheduler:
         )
 
     def publish(self, job: Job, length: int, rows: RowsOf | None = None) -> None:
-        """Publish the full pages of the query's first `length` tokens; `rows` if it is scored."""
+        """Publish the full pages of the query's first `length` tokens, with `rows` if scored."""
         keys = job.keys or ()
         page_size = self.limits.page_size
         assert job.query_pages is not None  # noqa: S101  (it has run)

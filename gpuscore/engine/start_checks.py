@@ -39,14 +39,14 @@ IDENTICAL = 1e-6
 
 
 def check_collapse(backend: Backend, allow: bool = False) -> None:
-    """Ask a model some prompts, and refuse it if its answers are useless.
+    """Score a few prompts, and refuse a model whose scores are useless.
 
     Args:
         backend: warmed up.
         allow: log the reasons for a refusal, and do not refuse.
 
     Raises:
-        ConfigError: answers are not finite, or the same for all prompts.
+        ConfigError: scores are not finite, or the same for all prompts.
     """
     reason = _refusal(*_score_prompts(backend))
     if reason is None:
@@ -98,7 +98,7 @@ def _score_prompts(backend: Backend) -> tuple[Float64Array, Float64Array]:
 
 
 def _refusal(logits: Float64Array, lse: Float64Array) -> str | None:
-    """Say why a model's answers are useless; None if nothing shows that they are."""
+    """Say why a model's scores are useless; None if nothing shows that they are."""
     count, labels = logits.shape
     broken = int((~np.isfinite(np.column_stack((logits, lse)))).any(axis=1).sum())
     if broken:
@@ -120,7 +120,7 @@ ITEM_LENGTHS = (1, 3, 8, 15, 16, 17, 30, 31, 33, 20, 20, 20)
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A query and items, which must get the same bits in whatever batches they are computed."""
+    """A query and items, which must get the same bits in every batch."""
 
     backend: Backend
     query: Int32Array

@@ -2,10 +2,10 @@
 
 A request writes the state after each chunk of its query into a slot of its own, where the next
 chunk and the items find it. A long item has another slot. A chunk overwrites the state that it
-began with, so work that is taken back begins again at the state that the request began with, which
-is cached and shared, or zeros.
+began with. So a rescheduled query begins again with the request's first state, which is zeros or a
+shared cached state.
 
-At some boundaries of full pages a query's state is kept in a further slot, which is published under
+At some boundaries of full pages a query's state is kept in another slot, which is published under
 the key of the page that ends there. A cached query can be used up to such a boundary only.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from gpuscore.engine.pages import PageKey, PagePool
 from gpuscore.types.batch import BackendLimits
 
-MIN_SPACING = 512  # tokens, at least, between the states of one query that are kept for others
-MAX_KEPT = 8  # such states of one query
-RESERVE = 4  # a request takes slots for them while over one of so many is free or cached
+MIN_SPACING = 512  # least number of tokens between the states of one query that are cached
+MAX_KEPT = 8  # most states of one query that are cached
+RESERVE = 4  # they get slots only while over 1/RESERVE of all slots are free or cached
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class StateSlots(PagePool):
         """Find the last state at the end of one of the first `pages` pages.
 
         Returns:
-            The number of pages up to there, and the slot, to which it takes a reference; (0, -1) if
-            there is none.
+            The number of pages up to there, and the slot, with a reference taken; (0, -1) if there
+            is none.
         """
         for count in range(pages, 0, -1):
             if slots := self.find([keys[count - 1]])[0]:
@@ -58,7 +58,7 @@ class StateSlots(PagePool):
     def take(
         self, states: JobStates, cached_tokens: int, query_length: int, shared_length: int | None
     ) -> bool:
-        """Give a request the slots that it needs, and some for the cache if there are many.
+        """Give a request the slots that it needs, and some for the cache if many are free.
 
         Args:
             states: the request's states, with the slot of the cached one if there is one.
@@ -93,7 +93,7 @@ class StateSlots(PagePool):
         return True
 
     def _boundaries(self, cached_tokens: int, query_length: int) -> list[int]:
-        """Return the numbers of query tokens whose state is worth a slot, the best first."""
+        """Return after how many query tokens a state is worth a slot, the best first."""
         last = query_length // self._page_size * self._page_size
         spacing = MIN_SPACING
         while last - cached_tokens > (MAX_KEPT - 1) * spacing:

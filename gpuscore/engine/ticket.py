@@ -63,7 +63,7 @@ class Ticket:
         self.rows_left = count
         self._arrived = np.zeros(count, np.bool_)
         counts = _labels_of_rows(request)
-        self._logits_per_row = _common_count(counts)
+        self._logits_per_row = counts[0] if len(set(counts)) == 1 else 0
         self._starts = np.arange(count + 1) * self._logits_per_row
         if not self._logits_per_row:
             self._starts = np.append(0, np.cumsum(counts))
@@ -83,14 +83,13 @@ class Ticket:
         All of them must have arrived. None if none of these tokens is scored.
         """
         request = self.request
-        rows, labels = request.query_part(start, stop)
-        if not len(labels):
+        rows = request.query_part(start, stop)
+        if not rows:
             return None
-        first = len(request.query_part(0, start)[0].places)
+        first = len(request.query_part(0, start).places)
         part = slice(first, first + len(rows.places))
         return PageRows(
-            Rows(rows.places.copy(), rows.counts.copy()),
-            labels.copy(),
+            Rows(*(column.copy() for column in rows)),
             RowScores(
                 self.logits[self._starts[part.start] : self._starts[part.stop]].copy(),
                 lse=self.lse[part].copy() if request.need_lse else None,
@@ -118,8 +117,8 @@ class Ticket:
         """Store a chunk's finite rows; its first row is row `first_row` of the batch's scored rows.
 
         Returns:
-            The items of the plan that have a non-finite row, none of whose rows are stored; and the
-            number of non-finite rows.
+            The items of the plan with a non-finite row, of which no row is stored; and the number
+            of non-finite rows.
         """
         rows = slice(first_row, first_row + chunk.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
@@ -171,10 +170,10 @@ class Ticket:
     def _places(
         self, chunk: ScheduledChunk, finite: BoolArray
     ) -> tuple[Places | slice, Places, list[int]]:
-        """Return which rows of a chunk to keep, and as which rows of the answer; and the items that
-        have a non-finite row, whose rows are not kept.
+        """Return the rows of a chunk to keep, the row of the answer that each becomes, and the
+        items with a non-finite row, whose rows are not kept.
 
-        A row of the chunk that several rows of the answer equal is returned once for each.
+        A row of the chunk that becomes several rows of the answer is returned once for each.
         """
         if self.plan.rows is None:  # an item is one row of the chunk and one of the answer
             items = np.array(chunk.scored_items, np.int64)
@@ -215,20 +214,14 @@ class Ticket:
         return finite
 
 
-def _labels_of_rows(request: ScoreRequest) -> list[int] | Int32Array:
+def _labels_of_rows(request: ScoreRequest) -> list[int]:
     """Return how many logits each row of the engine's answer has."""
     if request.trie is not None:
         return [*map(len, request.trie.next_ids)] * request.num_rows
     if request.readouts is not None:
-        return np.concatenate(request.readouts.counts)
+        counts: list[int] = np.concatenate(request.readouts.counts).tolist()
+        return counts
     return [*map(len, request.label_ids)]
-
-
-def _common_count(counts: list[int] | Int32Array) -> int:
-    """Return the number that all counts equal; 0 if they differ."""
-    if isinstance(counts, list):  # usually short, and then faster without NumPy
-        return counts[0] if len(set(counts)) == 1 else 0
-    return int(counts[0]) if len(counts) and counts.min() == counts.max() else 0
 
 
 def _runs(starts: Places, counts: Places) -> Places:

@@ -19,15 +19,15 @@ class Agreement:
     """How far scores are from reference scores.
 
     Attributes:
-        reference, got: the scores, and the server or backend that they came from.
+        reference, got: the scores, and the servers or backends that they came from.
         log_p: differences of log-probabilities.
         mean: their mean size, with an interval by bootstrap over queries.
         p: largest difference of a probability or label mass.
-        tau: smallest Kendall's tau-b of the rankings; None: there is none.
+        tau: smallest Kendall's tau-b of the rankings; None: there are no rankings.
         inversions: pairs with a clear gap whose order differs.
         clear_pairs: all pairs with a clear gap.
-        mass: largest difference of a label mass of `got` from the sum of its labels'
-            probabilities; None: it has no masses.
+        mass: largest difference in `got` between a label mass and the sum of the labels'
+            probabilities; None: `got` has no label masses.
     """
 
     reference: Measured
@@ -103,8 +103,7 @@ def _largest_of_p(reference: Measured, got: Measured) -> float:
 
 
 def mass_error(scored: Measured) -> float | None:
-    """Return the largest difference between a label mass and the sum of its labels'
-    probabilities; None without masses."""
+    """Return the largest difference between a label mass and its labels' sum; None without one."""
     parts = []
     for case in _cases(scored):
         result = scored.results[case.name]

@@ -14,7 +14,9 @@ from gpuscore.measure.workload import Ids
 
 LABELS = [11, 23]  # the label token ids of timed requests
 Rows = list[list[float]]
-EVERY, FIRST, BEST = "every label", "the first label", "the best token"
+EVERY = "every label"
+FIRST = "the first label"
+BEST = "the best token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,8 @@ class Api:
 
     Attributes:
         name: the value of --api.
-        gives: EVERY, FIRST or BEST: it returns the probability of every label, of the first one,
-            or of the best token, whatever the labels are.
+        gives: which probabilities it returns: of EVERY label, of the FIRST one, or of the BEST
+            token, whatever the labels are.
         body: builds the body from a request, the model's name and the label ids.
         rows: reads an answer's scores, a row for each item.
     """

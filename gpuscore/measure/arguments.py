@@ -1,5 +1,4 @@
-"""The command lines of `gpuscore bench` and `gpuscore parity`. The commands' code is imported only
-when they run."""
+"""The command lines of `gpuscore bench` and `gpuscore parity`; running one imports its code."""
 
 import argparse
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-# Copies of these tables' keys, because the tables' modules import NumPy.
+# Keys of tables in modules that import NumPy, so importing those modules here would be slow.
 SCENARIOS = (
     *("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency"),
     *("setwise", "text"),
@@ -50,7 +49,7 @@ _TARGETS: tuple[Flag, ...] = (
     ("--url", "URL", "a running server; may be repeated, and servers are measured in turn", _MANY),
     (
         *("--key-file", "FILE"),
-        "file with the API key of a --url, in the order of the URLs; the others use "
+        "file with the API key of a --url; repeat it in the order of the URLs; further URLs use "
         "GPUSCORE_API_KEY",
         _MANY,
     ),
@@ -97,7 +96,7 @@ _SCENARIOS: tuple[Flag, ...] = (
         "poisson: requests/s, or a share of the server's capacity, such as 70%% (default: 70)",
         {"type": _rate},
     ),
-    ("--seconds", "N", "poisson: time of arrivals (default: 120)", {"type": _positive}),
+    ("--seconds", "N", "poisson: how long requests arrive (default: 120)", {"type": _positive}),
     (
         *("--find-rate", "MS"),
         "poisson: find the highest rate whose 99th percentile of latency is at most this",
@@ -110,8 +109,8 @@ _SCENARIOS: tuple[Flag, ...] = (
     ),
     (
         *("--patience", "SECONDS"),
-        "if no answer comes for so long, the requests count as lost; raise it for a slow machine "
-        "(default: 120)",
+        "how long to wait for an answer before a request counts as lost; raise it for a slow "
+        "machine (default: 120)",
         {"type": _positive, "default": 120.0},
     ),
     ("--output", "FILE", "write a result file, for `bench compare`", {"dest": "bench_output"}),
@@ -135,8 +134,8 @@ _WORKLOAD: tuple[Flag, ...] = (
 _COMPARE: tuple[Flag, ...] = (
     (
         *("--reference", "BUNDLE"),
-        "bundles that count as right: one, or transformers' in float32 and in each half-precision "
-        "format, whose error sets how far the others may differ (default: compare every pair)",
+        "correct scores: one bundle, or transformers' bundles in float32 and each half-precision "
+        "format; their error sets how far the others may differ (default: compare every pair)",
         {"nargs": "+", "default": []},
     ),
     (
@@ -149,7 +148,7 @@ _COMPARE: tuple[Flag, ...] = (
 
 
 def add_measure(commands: Any) -> None:
-    """Add `parity` and `bench`, with their commands, to the parser's."""
+    """Add the commands `parity` and `bench`, with their subcommands."""
     parity = commands.add_parser(
         "parity",
         description="Compare ways to score: backends and machines.",
@@ -210,7 +209,7 @@ def _add_flags(group: Any, flags: tuple[Flag, ...]) -> None:
 
 
 def _add(commands: Any, name: str, usage: str, help: str, epilog: str = "") -> CommandParser:
-    """Add a command, whose module is imported when it runs."""
+    """Add a command. Its module is imported when it runs."""
     modules = {"parity run": "parity.run", "parity record": "parity.record", "bench": "bench.bench"}
     module, _, function = modules.get(name, "compare.compare").partition(".")
 

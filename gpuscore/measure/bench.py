@@ -90,8 +90,8 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:
         url = stack.enter_context(started(model, options, values.patience))
         targets.append(inspect_server(name, url, None, values))
     names = [target.server.name for target in targets]
-    if len(set(names)) < len(names):
-        raise UsageError(f"{names[-1]} is named twice")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{twice[0]} is given twice")
     return targets
 
 

@@ -49,14 +49,14 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle; raise ConfigError, naming it, if it is missing, changed or invalid."""
+    """Read a bundle; raise ConfigError with its path if it is missing, changed or invalid."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         if content.pop(DIGEST) != _digest(content):
             raise ConfigError(
-                f"{path} was changed after it was written: its SHA-256 is not the one in it"
+                f"{path} was changed after it was written: the SHA-256 in it is another"
             )
         bundle = msgspec.convert(
             _without_nulls(content),

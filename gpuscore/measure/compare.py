@@ -1,5 +1,5 @@
-"""`gpuscore bench compare` and `gpuscore parity compare`, which are one: bundles of either kind
-side by side, by their times and by their scores."""
+"""`gpuscore bench compare` and `gpuscore parity compare`, two names of one command: it compares the
+times and the scores of bundles."""
 
 import argparse
 from collections.abc import Sequence
@@ -43,10 +43,10 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
 def judged(
     servers: Sequence[Measured], references: Sequence[Measured] = ()
 ) -> tuple[list[Agreement], list[Verdict]]:
-    """Judge every pair of servers; with references each server by them.
+    """Compare every pair of servers, or, with references, each server with its reference.
 
-    The reference in float32, or else the only one, counts as right. Another one in a server's
-    half-precision format is transformers' own error in that format, by which it is judged.
+    The reference in float32, or else the only one, counts as right. A reference in a server's
+    half-precision format shows transformers' own error there, which sets the server's limits.
     """
     found: list[Agreement] = []
     verdicts = [packing(server) for server in servers if references or server.alone is not None]
@@ -58,7 +58,7 @@ def judged(
     if len(set(formats)) < len(formats) or (len(formats) > 1 and "float32" not in formats):
         raise ConfigError(
             "--reference takes one bundle in float32 and at most one for each other dtype, "
-            f"without quantization; these are in {', '.join(formats)}"
+            f"without quantization; their formats are {', '.join(formats)}"
         )
     by_format = dict(zip(formats, references, strict=True))
     exact = by_format.pop("float32", references[0])
@@ -89,7 +89,7 @@ def _add(
 
 
 def _check_digests(servers: Sequence[Measured]) -> None:
-    """Raise ConfigError if models have other weights, another config or tokenizer."""
+    """Raise ConfigError if the models' weights, configs or tokenizers differ."""
     known = [server.digests for server in servers if server.digests is not None]
     for part in ("weights", "config", "tokenizer"):
         digests = sorted({str(getattr(digest, part))[:16] for digest in known})
@@ -116,15 +116,15 @@ def _named(places: Sequence[str]) -> list[Bundle]:
 
 def _renamed(bundle: Bundle, name: str) -> Bundle:
     """Put the bundle's name before the servers' names, which may be the same in several bundles."""
-    few = len(bundle.servers) == 1
-    names = {s.name: name if few else f"{name}: {s.name}" for s in bundle.servers}
+    single = len(bundle.servers) == 1
+    names = {s.name: name if single else f"{name}: {s.name}" for s in bundle.servers}
     servers = tuple(replace(server, name=names[server.name]) for server in bundle.servers)
     rows = tuple(replace(row, server=names[row.server]) for row in bundle.rows)
     return Bundle(bundle.facts, servers, rows)
 
 
 def _prices(texts: Sequence[str], names: set[str]) -> dict[str, float]:
-    """Read NAME=1.20/h; raise UsageError for another form or name."""
+    """Read NAME=1.20/h; raise UsageError for any other form, or an unknown name."""
     prices = {}
     for text in texts:
         name, _, price = text.rpartition("=")
@@ -135,6 +135,6 @@ def _prices(texts: Sequence[str], names: set[str]) -> dict[str, float]:
         if not name or value <= 0:
             raise UsageError(f"--price {text}: write NAME=1.20/h")
         if name not in names:
-            raise UsageError(f"--price {text}: servers are {', '.join(sorted(names))}")
+            raise UsageError(f"--price {text}: the servers are {', '.join(sorted(names))}")
         prices[name] = value
     return prices

@@ -40,7 +40,7 @@ class Shot:
 
     @classmethod
     def of(cls, record: Record, items: Sequence[int]) -> "Shot":
-        """Read a record of requests with these numbers of items."""
+        """Measure a record; `items` has the number of items of each request."""
         good = record.status == 200
         late = (record.sent - record.due)[~np.isnan(record.sent)]
         return cls(
@@ -54,8 +54,8 @@ class Shot:
         )
 
     def extrapolated(self, first: int, total: int) -> "Shot":
-        """Extrapolate from some items of a query, sent one request after the other, to all of them;
-        the first request, which computes the query, counts once.
+        """Extrapolate from some items of a query, sent one request after the other, to all items.
+        Only the first request computes the query, so its time is not multiplied.
 
         Args:
             first: items of the first request.
@@ -87,7 +87,7 @@ class Row:
         error: why there are no figures.
         late: 99th percentile of the time by which arrivals were sent late, in milliseconds; NaN:
             requests were kept in flight.
-        published: the average of a report, perhaps with PERCENTILES; it has no latencies then.
+        published: a report's average, perhaps with PERCENTILES, in place of `latencies`.
     """
 
     scenario: str
@@ -140,7 +140,7 @@ def measured(row: Row, shots: Sequence[Shot], arrive: bool = False) -> Row:
 
 
 def report_rows() -> list[Row]:
-    """Return the figures of the reports that the project started from."""
+    """Return the figures of the published reports whose experiments the scenarios repeat."""
     reports = json.loads(Path(__file__).with_name("reports.json").read_text(encoding="utf-8"))
     return [
         Row(

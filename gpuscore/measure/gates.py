@@ -13,8 +13,8 @@ tests, and from measured noise:
   There is no gate on tau-b, because allowed errors may swap pairs that are close, and none on NDCG,
   because a random workload has no graded items.
 - `label mass`: it equals the sum of the labels' probabilities up to 1e-6.
-- `packing`: an item's scores alone and with other items differ no more than two runs of one
-  machine may; with --deterministic they have the same bits.
+- `packing`: an item's scores alone and among others differ by at most the limit of their format
+  (`Limits.packed`); with --deterministic they have the same bits.
 
 A gate that cannot judge is skipped, and says why.
 """
@@ -89,8 +89,8 @@ def judge(
 
     Args:
         first, second: the scores.
-        rounded: transformers' scores in the half-precision format of `second`, where `first` are
-            transformers' in float32: the gate is `relative`. None: the limits are in `LIMITS`.
+        rounded: transformers' scores in the half-precision format of `second`, if `first` are
+            transformers' in float32; the gate is then `relative`. None: the limits are `LIMITS`.
     """
     if rounded is not None and kind(second) == "half":
         error = errors(log_p_differences(first, rounded))

@@ -1,6 +1,6 @@
-"""Values with 95 % intervals, by bootstrap over groups of values that err together.
+"""Values with 95 % intervals, by bootstrap over groups of values with correlated errors.
 
-Scores of one query err together, so queries are drawn with replacement, each with all of its
+Errors of one query are correlated, so queries are drawn with replacement, each with all of its
 values: the bootstrap of Efron 1979 over clusters (Davison and Hinkley 1997, section 3.8). Repeats
 of a measurement are groups of one. The interval is from the 2.5th to the 97.5th percentile of the
 resamples. With a few groups it is too narrow; under `FEWEST` there is none.
@@ -29,7 +29,7 @@ class Interval:
     high: float = math.nan
 
     def __format__(self, spec: str) -> str:
-        """Return the value, and the interval if there is one, with a format of numbers."""
+        """Format the value, and the interval if there is one, as numbers of this format."""
         if math.isnan(self.value):
             return "-"
         if math.isnan(self.low):
@@ -38,7 +38,7 @@ class Interval:
 
 
 def mean(groups: Sequence[Float64Array]) -> Interval:
-    """Return the mean of all values; values of a group err together."""
+    """Return the mean of all values; errors within a group are correlated."""
     sums = np.array([(group.sum(), group.size) for group in groups if group.size])
     return _bootstrap(lambda drawn: drawn[..., 0].sum(-1) / drawn[..., 1].sum(-1), sums)
 
@@ -54,10 +54,10 @@ def ratio(values: Float64Array, others: Float64Array) -> Interval:
 
 
 def _bootstrap(measure: Callable[..., Any], *samples: Float64Array) -> Interval:
-    """Return a measure of samples, whose first axis is drawn from, with its interval.
+    """Return a measure with its interval; resamples draw from the first axis of each sample.
 
     Args:
-        measure: takes the samples, perhaps with an axis of resamples before that axis.
+        measure: takes the samples, or resamples, which have one more axis in front.
         samples: groups or repeats.
     """
     fewest = min(map(len, samples))

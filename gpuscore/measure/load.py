@@ -13,7 +13,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import h11  # httpx brings it
+import h11  # a dependency of httpx
 import httpx
 import numpy as np
 
@@ -110,9 +110,7 @@ class LoadGenerator:
         ]
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self.record = Record(len(bodies))
-        self._idle: list[
-            Connection
-        ] = []  # the most recently used one is at the end, and is taken first
+        self._idle: list[Connection] = []  # last in, first out
         self._open: set[Connection] = set()
         self._in_flight = 0
 
@@ -124,7 +122,7 @@ class LoadGenerator:
     def open(self, offsets: Float64Array) -> Record:
         """Send request i `offsets[i]` seconds after the start.
 
-        At most MOST_CONNECTIONS are in flight. Others wait here, which counts as their latency.
+        At most MOST_CONNECTIONS are in flight; others wait here, and their latency includes it.
         """
         return self._run(self._open_loop(offsets.tolist()))
 
@@ -183,7 +181,7 @@ class LoadGenerator:
         body = self._bodies[number]
         record.due[number] = due
         if not self._in_flight:
-            self._extend_limit()  # while nothing was in flight, no time was spent waiting
+            self._extend_limit()  # nothing was in flight, so nothing was late
         self._in_flight += 1
         connection: Connection | None = None
         try:

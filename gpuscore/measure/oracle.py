@@ -18,14 +18,14 @@ from gpuscore.models.hub import model_name
 from gpuscore.system.extras import install
 from gpuscore.types.batch import Float64Array
 
-# Attention scores of all prompts of a batch, per head; 64 MiB in float32.
+# Most attention scores of a batch, per head: 64 MiB in float32.
 ATTENTION_SCORES = 2**24
 MOST_PROMPTS = 64
 
 
 def run_oracle(directory: Path, config: ModelConfig, dtype: str, workload: Workload) -> Measured:
-    """Score every case with --device and --threads, beside a TPU on the CPU; then free the memory
-    for the backend.
+    """Score every case with --device (the CPU, if that is a TPU) and --threads; then free the
+    memory for the backend.
 
     Raises:
         ConfigError: the device cannot be used.
@@ -37,7 +37,7 @@ def run_oracle(directory: Path, config: ModelConfig, dtype: str, workload: Workl
     results = {case.name: oracle.score(case) for case in workload.cases}
     del oracle
     gc.collect()
-    if torch.cuda.is_available():  # backends plan with its free memory
+    if torch.cuda.is_available():  # backends plan with the free memory
         torch.cuda.empty_cache()
     return Measured(
         *(f"transformers:{dtype}", model_name(config.model), dtype),
@@ -72,11 +72,11 @@ class Oracle:
         self._device = device
 
     def score(self, case: Case) -> CaseResult:
-        """Score whole prompts, in batches of one length."""
+        """Score whole prompts, in batches of prompts of equal length."""
         prompts = case.prompt_ids()
         logits: list[Any] = [None] * len(prompts)
         lse = np.empty(len(prompts))
-        for rows in _together(prompts):
+        for rows in _equal_length_batches(prompts):
             tokens = torch.tensor([prompts[row] for row in rows], device=self._device)
             with torch.inference_mode():  # PyTorch's default: no TF32 in products
                 out = self._model(tokens, use_cache=False, logits_to_keep=1).logits
@@ -102,7 +102,7 @@ def _case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array
     return CaseResult(values, None if case.apply_softmax else mass)
 
 
-def _together(prompts: list[Ids]) -> Iterator[list[int]]:
+def _equal_length_batches(prompts: list[Ids]) -> Iterator[list[int]]:
     """Yield batches of prompts of one length, by index, so that none needs padding."""
     by_length = defaultdict(list)
     for row, prompt in enumerate(prompts):

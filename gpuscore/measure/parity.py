@@ -69,7 +69,7 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
 def _prepared(
     values: argparse.Namespace, settings: Settings
 ) -> tuple[ModelConfig, Path, Plan, Workload]:
-    """Return a backend's configuration, its model's files, its plan, which says what "auto" means
+    """Return the configuration, the model's directory, the plan, which decides what "auto" means
     on this machine, and the workload."""
     config = settings.make(ModelConfig)
     directory = model_directory(config.model, config.revision, config.adapter)

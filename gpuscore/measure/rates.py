@@ -12,7 +12,7 @@ from gpuscore.measure.report import ResultTable, filled
 from gpuscore.measure.scenarios import SCENARIOS
 from gpuscore.measure.workload import TEXT
 
-UNIT = 500  # items, whose time is shown, as in the reports
+UNIT = 500  # tables show the time of so many items, as the reports do
 ABOUT = (
     f"(medians; in brackets {LEVEL:.0%} intervals by bootstrap over at least {FEWEST} repeats; "
     '"none": a difference within the noise)'
@@ -99,7 +99,7 @@ def _number(value: float) -> str:
 
 
 def improvement(row: Row, base: Row | None) -> Interval | None:
-    """Return the ratio of a mode's rates to those of the base, which was measured in turn."""
+    """Return the median ratio of a mode's rate to its base's, over rounds that measured both."""
     if base is None or base is row or not row.rates:
         return None
     pairs = zip(row.rates, base.rates, strict=False)
@@ -114,7 +114,7 @@ def against(row: Row, first: Row | None) -> Interval | None:
 
 
 def change_text(change: Interval | None) -> str:
-    """Return a ratio as text; "none" with the interval if that has 1 in it."""
+    """Return a ratio as text: "none" if its interval contains 1."""
     if change is None or math.isnan(change.value):
         return "-"
     if math.isnan(change.low):

@@ -36,7 +36,7 @@ class ResultTable:
     """A table with a title and notes.
 
     Attributes:
-        names: number of first columns that say what a row is about.
+        names: number of leading columns that name what a row is about.
         words: true if cells are sentences; a page aligns them to the left.
     """
 

@@ -58,14 +58,14 @@ class Measured:
         name: what the tables call it.
         dtype: "float32", another format, or "unknown".
         api: name of the API that is timed.
-        vocab: number of valid token ids; None: not told.
+        vocab: number of valid token ids; None: unknown.
         facts: machine, versions and settings, for people.
         workload, results: the scores, by name of the case; without a workload there are none.
         alone: largest difference in log p between items scored alone and `results`; None: no item
             was scored alone.
         deterministic: it promises the same bits in every batch.
         precision: how linear layers multiply, "full" or one of EIGHT_BITS.
-        digests: the digests of the model's files, where they are at hand.
+        digests: those of the model's files; None: a server's files cannot be read.
     """
 
     name: str

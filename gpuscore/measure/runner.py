@@ -16,7 +16,7 @@ from gpuscore.measure.workload import SAMPLE_IDS, sample
 
 MOST_ROUNDS = 30
 PROBED = 64  # requests in flight while a server's capacity is measured
-STEPS = 5  # of the search for the highest rate, after it was doubled
+STEPS = 10  # most rates that the search for the highest one tries
 SEARCH_SECONDS = 20.0
 FEWEST_ARRIVALS = 50  # of each rate that is tried
 
@@ -161,17 +161,17 @@ class BenchRun:
         if not shot.requests:
             raise ValueError(f"all {len(asks)} requests were refused: {failure(record, 0)}")
         part = not timed.scenario.asks and mode.chunk is not None and 1 < len(asks) < mode.requests
-        if part and shot.requests == len(asks):  # of one query's requests
+        if part and shot.requests == len(asks):  # some requests of one query, all answered
             return shot.extrapolated(len(asks[0].items), mode.shape.items)
         return shot
 
     def _arrivals(self, timed: Timed) -> Timed:
-        """Return the mode of the scenario poisson at the rate that is asked for."""
+        """Return the mode of the scenario poisson at the requested rate."""
         options = self.options
         if options.find_rate is not None:
             return self._search(timed, options.find_rate)
         rate = timed.mode.rate if options.rate is None else float(options.rate.removesuffix("%"))
-        assert rate is not None  # noqa: S101  (the scenario's)
+        assert rate is not None  # noqa: S101  (a mode of poisson has one)
         if options.rate is not None and options.rate.endswith("%"):
             rate = round(self._capacity(timed) * rate / 100, 2)
         if options.seconds is None:
@@ -188,15 +188,15 @@ class BenchRun:
         return rate
 
     def _search(self, timed: Timed, limit: float) -> Timed:
-        """Return the highest rate whose 99th percentile is at most `limit` ms, as measured.
+        """Find the highest rate whose 99th percentile is at most `limit` ms; return it measured.
 
-        The rate is doubled from a quarter of the capacity, then the interval is halved.
+        The rate doubles from a quarter of the capacity until it fails; then follows bisection.
         """
         rate = self._capacity(timed) / 4
         highest_held = lowest_lost = 0.0
         least = rate / 16
         best: tuple[Mode, Shot] | None = None
-        for _ in range(2 * STEPS):
+        for _ in range(STEPS):
             seconds = max(SEARCH_SECONDS * self.options.scale, FEWEST_ARRIVALS / rate)
             mode = poisson_at(round(rate, 2), seconds)
             shot = self._shot(replace(timed, mode=mode), 0)

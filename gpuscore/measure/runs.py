@@ -14,7 +14,7 @@ from gpuscore.models.hub import model_name
 from gpuscore.offline.results import Scores
 from gpuscore.offline.scorer import Scorer
 
-LONG = ("500 items", "long list")  # the longest list; else the case with most items
+LONG = ("500 items", "long list")  # names of the longest list; else it is the case with most items
 ALONE = 8  # approximate number of the longest list's items that are scored once more, each alone
 
 
@@ -22,7 +22,7 @@ def run_workload(config: ModelConfig, plan: Plan, workload: Workload) -> Measure
     """Score every case once, in order; then score items of the longest list alone.
 
     Args:
-        plan: says what "auto" in it means on this machine.
+        plan: made from `config`; it decides what "auto" means on this machine.
 
     Raises:
         ConfigError: the model cannot be served.
@@ -34,7 +34,7 @@ def run_workload(config: ModelConfig, plan: Plan, workload: Workload) -> Measure
     with Scorer(config) as scorer:
         scorer.warmup()  # as a server does, so that the same code, such as CUDA graphs, runs
         results = {case.name: score_case(scorer, case) for case in workload.cases}
-        alone = _alone(scorer, long, results[long.name])
+        alone = _difference_alone(scorer, long, results[long.name])
     return Measured(
         *(name, model_name(config.model), plan.dtype_name),
         facts={"device": plan.device_name},
@@ -47,7 +47,7 @@ def run_workload(config: ModelConfig, plan: Plan, workload: Workload) -> Measure
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
-    """Score a case; with softmax, without the log-sum-exp over the vocabulary, as over HTTP."""
+    """Score a case; with softmax no log-probabilities are asked for, as over HTTP."""
     items: Sequence[Any] = case.items
     scores: Scores = scorer.score(
         case.query,
@@ -66,7 +66,7 @@ def score_case(scorer: Scorer, case: Case) -> CaseResult:
     return CaseResult(scores.logprobs, scores.label_mass)
 
 
-def _alone(scorer: Scorer, case: Case, together: CaseResult) -> float:
+def _difference_alone(scorer: Scorer, case: Case, together: CaseResult) -> float:
     """Score some items alone; return the largest difference from their scores among all."""
     step = max(1, len(case.items) // ALONE)
     rows = range(0, len(case.items), step)

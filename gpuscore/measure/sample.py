@@ -19,13 +19,13 @@ from gpuscore.types.batch import Float64Array
 
 SMALLEST = 1e-300  # stands for a probability of 0, which has no logarithm
 ALONE = "single"
-# Items of a request in each mode, None = all. A case has fewer items than a sequential request.
+# Items of a request in each mode, None = all; 5 divides the cases, which have under SEQUENTIAL.
 CHUNKS: Mapping[str, int | None] = {"packed": None, "sequential": min(5, SEQUENTIAL), ALONE: 1}
 
 
 def check_sample(target: HttpTarget, workload: Workload) -> None:
-    """Score the sample in every mode. `target.wrong` gets each mode that disagrees with items sent
-    one by one; `target.server` gets the packed scores."""
+    """Score the sample in every mode. Store the packed scores in `target.server`, and in
+    `target.wrong` each mode that disagrees with items sent one by one."""
     modes: dict[str, Measured] = {}
     for mode, chunk in CHUNKS.items():
         try:
@@ -88,7 +88,7 @@ def not_comparable(first: Measured, second: Measured) -> str | None:
     if one.digest == two.digest:
         return None
     names = [f"{workload.named}, of {workload.vocab_rows:,} token ids" for workload in (one, two)]
-    return f"the workloads are {names[0]}, and {names[1]}; bench has that of --workload {SAMPLE}"
+    return f"the workloads are {names[0]}, and {names[1]}; bench scores --workload {SAMPLE}"
 
 
 def model_of(server: Measured) -> str:

@@ -20,7 +20,7 @@ MARK = 0  # the token after each candidate of a set, at which it is scored; occu
 class BenchRequest:
     """A query and the items to score after it, all texts or all token ids.
 
-    With `candidates` over 1, each item is a set of so many candidates. Each is scored at its MARK.
+    With `candidates` over 1, each item is a set; each of its candidates is scored at its MARK.
     """
 
     query: str | Ids
@@ -67,7 +67,7 @@ class Mode:
         seconds: how long requests arrive.
         cold: the static tokens are different in each request, too.
         decodes: send to /v1/completions, which reads the prompts and decodes a token.
-        candidates: number of candidates in each item; more than one form a set.
+        candidates: number of candidates in each item; an item with several is a set.
         fraction: the fraction of the requests that is sent.
     """
 
@@ -169,9 +169,8 @@ SCENARIOS = {
             ),
             "single",
         ),
-        Scenario(
-            TEXT, "real sentences, or --input", (), "sequential"
-        ),  # `text_scenario` sets its modes
+        # `text_scenario` adds the modes.
+        Scenario(TEXT, "real sentences, or --input", modes=(), base="sequential"),
     )
 }
 
@@ -206,7 +205,7 @@ class Draws:
         self._vocab = vocab
 
     def requests(self, scenario: Scenario, mode: Mode, number: int) -> list[BenchRequest]:
-        """Return the requests of a mode's measurement with this number, already divided."""
+        """Return the requests of measurement `number` of a mode, already divided."""
         every = scenario.asks
         if not every:
             rng = self._rng(scenario.name, mode.name, number)
@@ -218,7 +217,7 @@ class Draws:
 
     def arrivals(self, mode: Mode, number: int) -> np.ndarray:
         """Return the times at which requests are due, in seconds from the start."""
-        assert mode.rate is not None  # noqa: S101  (the caller's)
+        assert mode.rate is not None  # noqa: S101  (callers check it)
         rng = self._rng("arrivals", mode.name, number)
         return np.cumsum(rng.exponential(1 / mode.rate, size=mode.requests))
 

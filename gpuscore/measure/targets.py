@@ -51,7 +51,7 @@ class HttpTarget:
 
         Args:
             pace: requests that are kept in flight, or the seconds at which each is due.
-            labels: ids of labels that are asked for.
+            labels: ids of the labels to score.
         """
         bodies = [api.encode(ask, self.server.model, labels) for ask in asks]
         load = LoadGenerator(httpx.URL(self._url + api.path), self._key, bodies, self._patience)

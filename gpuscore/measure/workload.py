@@ -1,5 +1,5 @@
-"""The workload: a fixed set of requests, made from a seed and the model's files alone; and the
-file of real sentences that is shipped."""
+"""Workloads: fixed sets of requests, made from a seed and the model's files alone, or from the
+shipped file of real sentences."""
 
 import hashlib
 from collections.abc import Sequence
@@ -76,8 +76,8 @@ class Size:
     """The size of a workload, in tokens."""
 
     long_query: int  # of the case "long"
-    query: int  # of the case "500 items"; many queries' are no longer
-    item: int  # of the case "500 items"; many queries' are at most twice as long
+    query: int  # of the case "500 items"; further queries are no longer
+    item: int  # of the case "500 items"; further queries' items are at most twice as long
 
 
 SIZES = {
@@ -86,24 +86,26 @@ SIZES = {
     "full": Size(7600, 2000, 20),
 }
 # The sample that `gpuscore bench` scores, whatever the model's context is.
-SAMPLE, SAMPLE_IDS, SAMPLE_CONTEXT = "bench", 30_000, 512
+SAMPLE = "bench"
+SAMPLE_IDS = 30_000
+SAMPLE_CONTEXT = 512
 SAMPLE_CASES = ("short", "shared sub-prefixes", "query 1", "query 2", "query 3")
-TEXT = "text"  # the workload of real sentences, in the place of a size
+TEXT = "text"  # the workload of real sentences; used in place of a size
 MANY = 500
 QUERIES = 24  # further random queries
-ITEMS = 12  # items of each of them
-SHORTEST_QUERY = 8  # tokens of the shortest of them
-LENGTHS = 8  # number of different lengths of them
+ITEMS = 12  # items of each further query
+SHORTEST_QUERY = 8  # tokens of the shortest further query
+LENGTHS = 8  # number of different lengths of further queries
 LONGEST_ITEM = 64
 SPARE = LONGEST_ITEM + 1  # tokens of the context that no query uses
 # Questions, each with sentences of this project's documentation; some sentences answer it.
 SENTENCES = Path(__file__).with_name("sentences.jsonl")
-# The workload of real sentences; the labels are the first two of these that are one token each.
+# The labels for real sentences are the first two of these that are one token each.
 ANSWERS = (" yes", " no", "yes", "no", "Yes", "No")
 INSTRUCTION = "Does the sentence answer the question? Answer yes or no.\n"
 BEFORE = INSTRUCTION + "Question: {}\nSentence: "
 AFTER = "\nAnswer:"
-PAGE = 48  # sentences of its long query
+PAGE = 48  # sentences of the long query
 LONG_LIST = 120  # items of one ranking
 
 
@@ -125,7 +127,7 @@ def make_workload(
     """
     if size in (TEXT, SAMPLE) and seed:
         raise ConfigError(
-            f"--seed {seed} draws token ids, and --workload {size} has the same ones always; add "
+            f"--seed {seed} draws token ids, but those of --workload {size} are fixed; add "
             f"--workload {', '.join(SIZES)}"
         )
     if size == SAMPLE:
@@ -206,7 +208,7 @@ def read_tokenizer(directory: Path) -> "Tokenizer | None":
 
 
 class _IdCases:
-    """The cases of random token ids; equal items would hide leaks between them.
+    """The cases of random token ids; items differ, because equal ones would hide leaks.
 
     RandomState is NumPy's only generator whose numbers never change between releases (NEP 19).
     """
@@ -230,7 +232,7 @@ class _IdCases:
             self._case("short", short, [self._ids(n) for n in (1, 2, 3, 5, 8, 13, 21, 1)]),
             self._case("long", long, [self._ids(n) for n in (1, 7, 20, LONGEST_ITEM, 20, 41)]),
             self._case("500 items", many, [self._ids(self.size.item) for _ in range(MANY)]),
-            self._case("shared sub-prefixes", self._ids(21), self._heads()),
+            self._case("shared sub-prefixes", self._ids(21), self._common_beginnings()),
             self._case("item_first", self._ids(15), some, item_first=True),
             self._case("empty items", short, [Ids(), some[2], Ids()]),
             self._case("softmax", short, some, apply_softmax=True),
@@ -245,9 +247,9 @@ class _IdCases:
         return Case(name, query, items, labels or [self.labels] * len(items), **how)
 
     def _one_of_many(self, number: int) -> Case:
-        """Make a query of its own, so that not all scores depend on a few.
+        """Make a further query, so that the scores do not all depend on a few queries.
 
-        Few lengths, so that the oracle can compute prompts of one length side by side.
+        The queries have few lengths, so that the oracle can batch prompts of equal length.
         """
         longest = min(self.size.query, self.context - SPARE)
         shortest = min(SHORTEST_QUERY, longest)
@@ -257,7 +259,7 @@ class _IdCases:
         items = [self._ids(lengths[place % len(lengths)]) for place in range(ITEMS)]
         return self._case(f"query {number}", query, items)
 
-    def _heads(self) -> list[Ids]:
+    def _common_beginnings(self) -> list[Ids]:
         """Return items with common beginnings, an item that begins another, and two equal items."""
         long = self._ids(18)
         other = self._ids(9)
@@ -309,9 +311,7 @@ def _sentence_cases(tokenizer: "Tokenizer | None", vocab: int, context: int) -> 
         label_ids = [[encoded[text][0] for text in labels]] * len(items)
         cases.append(Case(name, query, items, label_ids, labels=labels, prompts=prompts, **how))
     if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
-        raise ConfigError(
-            f"--workload text: the tokenizer has ids that the weights have not; {other}"
-        )
+        raise ConfigError(f"--workload text: the tokenizer has ids beyond the weights; {other}")
     longest = max(len(ids) for case in cases for ids in case.prompt_ids())
     if longest > context:
         raise ConfigError(

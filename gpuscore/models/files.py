@@ -117,8 +117,8 @@ def as_object(value: Any, name: str) -> dict[str, Any]:
 def architecture_name(config: Mapping[str, Any]) -> str:
     """Return the architecture that a config.json names; empty if it names none.
 
-    With vLLM's key FROM_TOKENS it names a classifier, which vLLM makes of the rows of the causal
-    head that is in the directory.
+    With vLLM's key FROM_TOKENS it names a classifier, which vLLM makes from rows of a causal head.
+    Then the causal model is returned, because the directory has its weights.
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

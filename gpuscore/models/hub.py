@@ -1,6 +1,6 @@
-"""Model directories: of `demo`, of a local path, or of a name on the Hugging Face hub.
+"""Finds the directory of a model: `demo`, a local path, or a name on the Hugging Face hub.
 
-Weights in other formats are refused with what the user can do with them.
+Errors for weights in other formats say what the user can do with them.
 """
 
 import os
@@ -49,14 +49,14 @@ def _base_directory(model: str, revision: str | None) -> Path:
 
 
 def model_name(model: str) -> str:
-    """Return the name by which a model is shown: for a local directory its folder's, else as given.
+    """Return the name that callers see: a local directory's last part, or another `model` as it is.
 
     Absolute paths tell callers about the machine, and differ between machines.
     """
     path = Path(model).expanduser()
     if model == DEMO or not path.is_dir():
         return model
-    return Path(os.path.abspath(path)).name or model  # not `resolve`: a link has a name of its own
+    return Path(os.path.abspath(path)).name or model  # not `resolve`, to keep the name of a link
 
 
 def _from_hub(model: str, path: Path, revision: str | None) -> Path:
@@ -104,7 +104,7 @@ _OTHER_FORMATS = {
 
 def _refuse_other_formats(directory: Path) -> None:
     """Refuse an adapter, and weights that are all in other formats than safetensors."""
-    # Even beside whole weights: transformers then loads the base model.
+    # This holds even beside whole weights, because transformers then loads the base model.
     if (directory / "adapter_config.json").exists():
         raise ConfigError(
             f"MODEL {directory} is an adapter (adapter_config.json): serve its base model with "

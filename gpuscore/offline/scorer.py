@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self, Unpack
 
 import numpy as np
-from msgspec.structs import replace
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
@@ -26,7 +25,7 @@ from gpuscore.offline.results import (
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.candidates import Candidates, by_prompt, request_of
+from gpuscore.text.readouts import Candidates, by_prompt, request_of
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_arguments import (
@@ -54,7 +53,6 @@ from gpuscore.types.results import (
     label_logprobs,
     label_mass,
     label_scores,
-    per_token,
     rows_apart,
     scored_places,
     spread,
@@ -78,8 +76,8 @@ class Scorer:
         **settings: the other fields of `ModelConfig`, such as `dtype` or `threads`.
 
     Raises:
-        ConfigError: a setting has the wrong type or is out of range, or the model is not supported
-            or, quantised, has collapsed.
+        ConfigError: a setting has the wrong type or is out of range, or the model is not supported,
+            or is quantised and has collapsed.
         TypeError: there is no such setting.
     """
 
@@ -98,7 +96,7 @@ class Scorer:
             self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
             self._engine = Engine(self._backend, allow_degenerate=config.allow_degenerate)
         except BaseException:
-            self._backend.close()  # else its threads would stay
+            self._backend.close()  # else its threads would keep running
             raise
 
     def __enter__(self) -> Self:
@@ -185,10 +183,11 @@ class Scorer:
         logprobs = scores
         mass: Float64Array | None = None
         if request is not None and result is not None:
-            labels = rows_apart(request.label_ids, request)
-            result = replace(result, label_logits=rows_apart(result.label_logits, request))
-            shown = per_token(result, request.trie) if mean else result
-            scores = label_scores(shown, apply_softmax=softmax, temperature=temperature)
+            labels, result = rows_apart(request, result)
+            lengths = request.trie.lengths if mean and request.trie else None
+            scores = label_scores(
+                result, apply_softmax=softmax, temperature=temperature, lengths=lengths
+            )
             if options["logprobs"]:
                 logprobs = label_logprobs(result)
                 mass = label_mass(result, labels, request.trie)
@@ -207,7 +206,7 @@ class Scorer:
     def logprobs(
         self, ids: Ids, candidates: Ids | Iterable[Ids], *, start: int = 0
     ) -> list[Float64Array]:
-        """Return the log-probabilities of given tokens after the tokens of a prompt, an array for
+        """Return the log-probabilities of candidates after each token of a prompt: an array for
         each row from `start` on, as POST /v1/completions with `prompt_logprob_token_ids` does.
 
         Args:

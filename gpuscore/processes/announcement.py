@@ -42,15 +42,16 @@ def announcement(
         address: the host and port of the server.
         models: all its models, with their directories and names.
         keys: number of API keys; 0: every request is answered.
-        pid: process to stop.
+        pid: process to stop; 1: that of a container, which has another number outside.
         ui: the server has pages for people.
     """
     rows = [row for model in models for row in _rows(*model)]
+    stop = "stop the container" if pid == 1 else f"kill {pid}"
     rows += [
         ("key", "required, as Authorization: Bearer KEY" if keys else "none"),
         *([("to try", f"http://{address}/")] if ui else []),
         ("API docs", f"http://{address}{DOCS}"),
-        ("to stop", f"Ctrl-C, or kill {pid}; requests in flight are answered first"),
+        ("to stop", f"Ctrl-C, or {stop}; requests in flight are answered first"),
     ]
     lines = [f"  {name:<9} {value}" for name, value in rows]
     first = f"gpuscore: ready on http://{address} - a request to try is below"
@@ -79,7 +80,7 @@ def _rows(directory: Path, name: str, model: LoadedModel) -> Iterator[tuple[str,
 
 
 def example(address: str, prompts: ModelPrompts, key: bool, model: str | None = None) -> str:
-    """Return a curl command that the model can answer, on one line; it names the model if asked."""
+    """Return a curl command that the model can answer, on one line; `model` is put in its body."""
     path, body = next(_requests(prompts))
     body = {**({} if model is None else {"model": model}), **body}
     authorization = '-H "Authorization: Bearer $GPUSCORE_API_KEY" ' if key else ""

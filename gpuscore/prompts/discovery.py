@@ -22,7 +22,7 @@ from gpuscore.models.files import (
     read_object,
     shown,
 )
-from gpuscore.prompts.chat import BESIDE, ChatTemplate, parts_of
+from gpuscore.prompts.chat import WITHOUT_FAMILY, ChatTemplate, parts_of
 from gpuscore.prompts.family import (
     DOCUMENT,
     INSTRUCTION,
@@ -212,7 +212,7 @@ def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily
     if not family.ranks:
         raise ConfigError(
             f"--family {family.name}: the model's head is one class, and a guard of this family "
-            f"answers with one of {len(family.classes)}; {BESIDE}"
+            f"answers with one of {len(family.classes)}; {WITHOUT_FAMILY}"
         )
     family = replace(family, labels=(ONLY_CLASS,), one_class=True, padding=head.padding)
     if head.activation == "none":
@@ -227,7 +227,7 @@ def _resolved(family: PromptFamily, directory: Path, specials: Sequence[str]) ->
     if template is None:
         raise ConfigError(
             f"prompts of the family {family.name} are made by the model's chat template, and "
-            f"{directory} has none; {BESIDE}"
+            f"{directory} has none; {WITHOUT_FAMILY}"
         )
 
     def rendered(messages: Messages) -> tuple[tuple[str, ...], dict[str, Ends]]:
@@ -277,7 +277,9 @@ def _sentence_transformers(
     system = [("system", "{" + INSTRUCTION + "}")] if instruction else []
     messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
     pieces = {"flat": False, "structured": True}.get((message or {}).get("format", ""))
-    text, strip = template.marked_and_ends(messages, _template_options(directory), pieces)
+    settings = directory / "sentence_bert_config.json"
+    variables = _within(settings, "processing_kwargs", "chat_template")
+    text, strip = template.marked_and_ends(messages, variables, pieces)
     formula = _formula(directory)
     if known is not None and known.parts and known.ranks:
         if formula != (known.activation, known.scale):
@@ -397,11 +399,6 @@ def _instruction(path: Path) -> str:
     if not isinstance(prompt, str):
         raise ConfigError(f"{path}: the prompt of default_prompt_name must be a text")
     return prompt
-
-
-def _template_options(directory: Path) -> dict[str, Any]:
-    """Return the variables for rendering the chat template."""
-    return _within(directory / "sentence_bert_config.json", "processing_kwargs", "chat_template")
 
 
 def _within(path: Path, *names: str) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpuscore.errors import ConfigError
 
-CPU_SECONDS = 2
-SECONDS = 10  # processor time, and elapsed time
+CPU_SECONDS = 2  # of processor time
+SECONDS = 10  # of elapsed time
 MEMORY = 2**29  # bytes of address space; Python and Jinja use a fifth of them
 CHARACTERS = 2**18  # of one rendered conversation
 SHOWN = 200  # characters of a reason
@@ -60,20 +60,17 @@ def render(
         )
     except subprocess.TimeoutExpired as error:
         raise TemplateLimit(f"the chat template runs for over {SECONDS} seconds") from error
-    if done.returncode:
+    if code := done.returncode:
+        ending = f"exit code {code}" if code > 0 else f"signal {-code}"
         raise TemplateLimit(
-            f"the chat template ends its process ({_ending(done.returncode)}); it may take "
-            f"{CPU_SECONDS} seconds and {MEMORY // 2**20} MiB"
+            f"the chat template ends its process ({ending}); it may take {CPU_SECONDS} seconds and "
+            f"{MEMORY // 2**20} MiB"
         )
     outcomes: list[tuple[str, str]] = json.loads(done.stdout)
     for kind, reason in outcomes:
         if kind == _LIMIT:
             raise TemplateLimit(f"the chat template is not rendered: {reason}")
     return [text if kind == _TEXT else ConfigError(text) for kind, text in outcomes]
-
-
-def _ending(code: int) -> str:
-    return f"exit code {code}" if code > 0 else f"signal {-code}"
 
 
 def main() -> None:
@@ -112,8 +109,8 @@ def _one_line(reason: object) -> str:
 def _rendered(template: str, variables: dict[str, Any], messages: Any) -> str:
     """Render a chat template as transformers does, in Jinja's sandbox.
 
-    What would give another prompt each time is left out: transformers' `strftime_now`, and Jinja's
-    `lipsum` and `random`.
+    Functions whose results change are left out: transformers' `strftime_now`, and Jinja's `lipsum`
+    and `random`.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]

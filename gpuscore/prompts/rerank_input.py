@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscore.errors import InvalidRequest
 from gpuscore.text.boundaries import OverLimit
 from gpuscore.text.controls import ControlToken
 from gpuscore.text.joining import Prompts
@@ -54,17 +53,6 @@ class RerankInput:
             query = errors.rest(query)
         return replace(self, query=query, documents=errors.rest(self.documents))
 
-    def check_queries(self) -> None:
-        """Raise InvalidRequest unless there is one query, or one for each document."""
-        queries = len(self.queries)
-        documents = len(self.documents)
-        if queries != documents:
-            raise InvalidRequest(
-                f"{self.query_name} has {queries} texts and {self.name} has {documents}; send one "
-                "query, or one for each document",
-                param=self.query_name,
-            )
-
     def checked(self, errors: ItemErrors) -> "RerankInput":
         """Return the input; texts that cannot be read become empty and get errors.
 
@@ -100,7 +88,7 @@ def prompts_of(groups: Sequence[Prompts], start: int) -> Iterator[Int32Array]:
         start = max(0, start - group.count)
 
 
-SURE = 8  # tokens: a document that leaves so many free fits, however it merges with its neighbours
+SURE = 8  # a document that leaves so many tokens free fits, however it merges with other text
 
 
 class DocumentTruncator:

@@ -26,11 +26,11 @@ class ScoreBatches:
 
     Args:
         model: directory, hub name or `demo`.
-        labels: whose probabilities after query + item are the scores, float64 [labels]; None: the
+        labels: the scores are their probabilities after query + item, float64 [labels]; None: the
             score is the relevance of the model's prompt family, float64.
         apply_softmax: softmax over the labels, instead of probabilities over the whole vocabulary.
-        on_error: "null": a row that cannot be scored gets NaN, and a column `error` is added, with
-            the reason, or an empty text for a row with scores. "fail": it ends the step.
+        on_error: "fail": a row that cannot be scored ends the step. "null": it gets NaN, and the
+            reason is in a column `error`, which is empty in all other rows.
         settings: settings of `Scorer`, such as `threads` or `dtype`.
     """
 
@@ -48,11 +48,10 @@ class ScoreBatches:
         self._options: Any = {"on_error": on_error}
         if labels is not None:
             self._options |= {"labels": labels, "apply_softmax": apply_softmax}
-        # No actor knows what another one would measure.
         self._scorer = Scorer(model, **settings)
 
     def __call__(self, batch: Columns) -> Columns:
-        """Return the batch with the columns that are added.
+        """Return the batch with the added columns.
 
         Raises:
             InvalidRequest: the batch has such a column already.
@@ -70,7 +69,7 @@ class ScoreBatches:
         reasons = np.full(len(items), "", object)
         for error in errors.listed() if errors else ():
             reasons[error.index] = _reason(error, f"[{error.index}]", "")
-        # Rows that are scored together: all of them, or with labels those of a query.
+        # Rows of one call: all rows, or with labels the rows of one query.
         groups = defaultdict[str, list[int]](list)
         for row in np.flatnonzero(reasons == "").tolist():
             groups["" if self._labels is None else queries[row]].append(row)
@@ -91,9 +90,9 @@ class ScoreBatches:
         try:
             return self._scorer.score(pairs[0][0], [item for _, item in pairs], **self._options)
         except item_errors.ITEM_ERRORS as error:
-            if self._fails or error.param != "query":  # such as of labels, which all rows share
+            if self._fails or error.param != "query":  # an error of the labels ends the step
                 raise
-            # A query that is too long makes all its rows bad ones.
+            # If a query is too long, none of its rows can be scored.
             errors = tuple(
                 item_errors.ItemError(n, error.code, error.message) for n in range(len(pairs))
             )
@@ -103,5 +102,5 @@ class ScoreBatches:
 
 
 def _reason(error: item_errors.ItemError, place: str, shown: str) -> str:
-    """Return an error's text, with other words for the row's place in a list."""
+    """Return an error's text, in which `shown` replaces the row's place in a list."""
     return f"{error.code}: {error.message.replace(place, shown, 1)}"

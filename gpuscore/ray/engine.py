@@ -1,5 +1,5 @@
-"""Both ends of the handle: the engine deployment, and its replicas as the HTTP layer sees them,
-which are the engines of the server's own `Replicas`."""
+"""The engine deployment, and its replicas as the API server sees them: as `Replicas` whose engines
+are behind Ray's handle."""
 
 import asyncio
 import logging
@@ -31,9 +31,9 @@ from gpuscore.types.stats import NO_STATS, ReplicaState
 
 logger = logging.getLogger(__name__)
 
-PLACES = 64  # replicas that one HTTP process sends to, at most
-POLL = 1.0  # seconds between two questions for the replicas' facts
-PATIENCE = 5.0  # seconds in which they must tell them
+PLACES = 64  # most replicas that one HTTP process sends to
+POLL = 1.0  # seconds between two requests for the replicas' facts
+PATIENCE = 5.0  # seconds in which the replicas must answer
 
 
 class Facts(wire.Message, frozen=True):
@@ -47,8 +47,8 @@ class Facts(wire.Message, frozen=True):
 
 
 class EngineHost:
-    """A replica of the engine deployment. The engine process is supervised and started again as
-    `gpuscore serve` does it; Ray replaces the replica if the process cannot be kept running."""
+    """A replica of the engine deployment. It supervises and restarts an engine process as
+    `gpuscore serve` does. Ray replaces the replica if the process cannot be kept running."""
 
     async def __init__(self, settings: AppSettings) -> None:  # type: ignore[misc]  # Ray awaits it
         self._settings = settings
@@ -69,9 +69,9 @@ class EngineHost:
         return wire.encode(Facts(state, self._limits, about, settings.model, settings.engine))
 
     async def score(self, frame: bytes, model: str, replica: str) -> bytes:
-        """Return the `Result` or `Failure` of a `Score`, whose deadline is the time that is left.
+        """Return the `Result` or `Failure` of a `Score`. Its deadline is in seconds from now.
 
-        Cancelling the call drops work not launched yet.
+        Cancelling the call drops batches that are not launched yet.
 
         Args:
             model: the `BackendLimits.model` that the request was made for.
@@ -102,22 +102,22 @@ Handle: TypeAlias = "DeploymentHandle[EngineHost]"
 _score_of: Callable[[bytes], wire.Score] = wire.decoder(wire.Score)
 _answer: Callable[[bytes], wire.Result | wire.Failure] = wire.decoder(wire.Result | wire.Failure)
 _facts: Callable[[bytes], Facts] = wire.decoder(Facts)
-_NOBODY = ReplicaState("", "", False, NO_STATS)
+_FREE = ReplicaState("", "", False, NO_STATS)
 
 
 async def all_facts(handle: Handle) -> list[Facts]:
-    """Return the facts of all engines that answer; nothing if there is none, or one hangs."""
+    """Return the facts of all engines; an empty list if one hangs or Ray fails."""
     try:
         response = handle.broadcast("facts")
         answers = await response.results_async(timeout_s=PATIENCE, return_exceptions=True)
         return [_facts(answer) for answer in answers if isinstance(answer, bytes)]
     except (TimeoutError, RayError, RayServeException, wire.ProtocolError) as error:
-        logger.debug("the replicas did not tell their facts: %r", error)
+        logger.debug("no facts from the replicas: %r", error)
         return []
 
 
 class Remote:
-    """A place for a replica of Ray's, which looks like an `EngineClient` to `Replicas`.
+    """A place for one of Ray's replicas. To `Replicas` it looks like an `EngineClient`.
 
     Attributes:
         state: the last report of the replica; it has no name while the place is free.
@@ -128,10 +128,10 @@ class Remote:
         self._model = str(limits.model)
         self.started: Future[BackendLimits] = Future()
         self.started.set_result(limits)
-        self.hear(_NOBODY)
+        self.update(_FREE)
 
-    def hear(self, state: ReplicaState) -> None:
-        """Note a replica's account of itself."""
+    def update(self, state: ReplicaState) -> None:
+        """Take the state that a replica reports."""
         self.state = state
         self.alive = state.alive
         self.rate = state.stats.capacity
@@ -139,15 +139,15 @@ class Remote:
     def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
         """Send requests; called on the event loop. Cancelling a future cancels its call."""
         loop = asyncio.get_running_loop()
-        # In contexts without Ray's request: calls of one context share an id, and Ray's router
-        # fulfils only one call of each id.
+        # Each call runs in an empty context: calls of one context share Ray's request id, and Ray's
+        # router fulfils only one call of each id.
         return [
             Context().run(asyncio.run_coroutine_threadsafe, self._score(request), loop)
             for request in requests
         ]
 
     async def _score(self, request: ScoreRequest) -> ScoreResult:
-        # Clocks of machines differ: the message has the time that is left in the deadline's place.
+        # Machines' clocks differ, so the message has the remaining seconds as its deadline.
         left = (request.deadline or 0.0) - monotonic()
         frame = wire.encode(wire.Score(0, structs.replace(request, deadline=left)))
         response = self._handle.score.remote(frame, self._model, replica=self.state.replica)
@@ -161,7 +161,7 @@ class Remote:
             raise
         except (Unavailable, RayError, RayServeException, wire.ProtocolError) as error:
             logger.warning("a replica was lost with a request: %r", error)
-            self.alive = False  # until it is heard again
+            self.alive = False  # until its next report
             raise Unavailable("the engine stopped", retry_after=RETRY_AFTER) from None
 
 
@@ -179,7 +179,7 @@ class ClusterEngine(Replicas):
         super().__init__(self._places, [""] * PLACES, config)  # type: ignore[arg-type]
         self._handle = handle
         self._about = facts.about
-        self._hear([facts])
+        self._update_places([facts])
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     @property
@@ -188,7 +188,7 @@ class ClusterEngine(Replicas):
         return self._about
 
     def states(self) -> list[ReplicaState]:
-        """Return the replicas by their last reports."""
+        """Return the last reports of the replicas."""
         everything = zip(self._places, self._rerun, strict=True)
         return [replace(x.state, rerun=rerun) for x, rerun in everything if x.state.replica]
 
@@ -200,18 +200,18 @@ class ClusterEngine(Replicas):
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(POLL)
-            if heard := await all_facts(self._handle):
-                self._hear(heard)
+            if facts := await all_facts(self._handle):
+                self._update_places(facts)
 
-    def _hear(self, heard: list[Facts]) -> None:
-        """Note the states of all replicas. A new one gets a place that follows from its name, so
-        that a query has the same home in every HTTP process."""
-        usable = (facts.state for facts in heard if facts.limits.model == self.limits.model)
+    def _update_places(self, reported: list[Facts]) -> None:
+        """Take the states of all replicas. A new one gets a place by its name, so that a query goes
+        to the same replica from every HTTP process."""
+        usable = (facts.state for facts in reported if facts.limits.model == self.limits.model)
         states = {state.replica: state for state in usable}
         for place in self._places:
-            place.hear(states.pop(place.state.replica, _NOBODY))
+            place.update(states.pop(place.state.replica, _FREE))
         for name, state in states.items():
             first = int.from_bytes(blake2b(name.encode(), digest_size=2).digest()) % PLACES
             places = (*self._places[first:], *self._places[:first])
-            for place in [place for place in places if place.state is _NOBODY][:1]:
-                place.hear(state)
+            for place in [place for place in places if place.state is _FREE][:1]:
+                place.update(state)

@@ -29,8 +29,8 @@ from gpuscore.system.log import LogWriter, logging_to
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
 
-# Seconds for which the event loop, which needs the GIL anew in each round, waits for it while a
-# thread works on texts or answers; the interpreter itself would have it wait for 0.005.
+# The event loop needs the GIL in each round. If another thread holds it, the loop asks for it after
+# this many seconds; Python's default is 0.005.
 SWITCH = 0.0005
 
 ModelLoad: TypeAlias = tuple[ServedModel, Callable[[], LoadedModel]]
@@ -58,7 +58,7 @@ def serve(
 
     Raises:
         ConfigError: the address cannot be bound, or a load raised this.
-        EngineFailed: an engine was lost at start, or all of them too often since.
+        EngineFailed: an engine was lost at start, or all of them were lost too often later.
     """
     return_large_blocks(LARGE)
     sys.setswitchinterval(SWITCH)

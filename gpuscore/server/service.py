@@ -107,7 +107,7 @@ class Bridge:
         self._waking = False
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
-        """Return the engine's result, or raise its error; if cancelled, the engine drops it."""
+        """Return the engine's result, or raise its error. If cancelled, drop the request."""
         call = _Submission(request, self.loop.create_future())
         if not self._outgoing:
             self.loop.call_soon(self._send)
@@ -117,7 +117,7 @@ class Bridge:
         finally:
             if call.future is not None and not call.future.done():
                 call.future.cancel()
-            call.future = None  # its callback refers to the call: a circle that keeps the result
+            call.future = None  # refers to the call, and this cycle would keep the result
 
     def _send(self) -> None:
         calls = [call for call in self._outgoing if not call.answer.done()]
@@ -133,7 +133,7 @@ class Bridge:
             future.add_done_callback(partial(self._on_done, call))
 
     def _on_done(self, call: _Submission, _: "Future[ScoreResult]") -> None:
-        """Have the answer delivered on the loop; called in the engine's thread that made it."""
+        """Let the loop deliver the answer; called in the engine's thread."""
         self._answered.append(call)
         if not self._waking and not self.loop.is_closed():
             self._waking = True
@@ -163,7 +163,7 @@ class ScoringService:
 
     Args:
         models: the models to serve, at least one.
-        max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
+        max_queue_seconds: a request that would probably wait longer for the engine is refused.
         answers: paces the engine's answers.
     """
 
@@ -290,7 +290,7 @@ class ScoringService:
 
 
 def _deliver(loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]", *outcome: Any) -> None:
-    """Have a job's outcome (result, error) set on the loop; called in the job's thread."""
+    """Let the loop set a job's outcome (result, error); called in the job's thread."""
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(_settle, answer, *outcome)
 

@@ -53,14 +53,14 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            sock.listen(BACKLOG)  # asyncio has set it to what it accepts in a round
+            sock.listen(BACKLOG)  # asyncio has set the number that it accepts in a round
         # The loop's runner ends it.
         self._watching = asyncio.create_task(self._gate.operations.watch_loop())
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         numbers = [signal.SIGINT, signal.SIGTERM]
-        # With a key file SIGHUP has the keys read again; under nohup it is ignored.
+        # With a key file, SIGHUP reloads the keys; under nohup it is ignored.
         has_file = self._gate.config.api_key_file is not None
         if not has_file and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
@@ -94,8 +94,8 @@ class DrainingServer(uvicorn.Server):
         After the drain timeout or a second signal, answer 503 to requests in flight.
         """
         left = self._drain_end - monotonic()
-        # Once nothing was in flight, those that wait came later. They are refused in their turn,
-        # but not all of them in the short time after a second signal.
+        # Requests that wait after nothing was in flight came later, and are refused in their turn.
+        # After a second signal there is not enough time to refuse all of them.
         counted = self.force_exit or not self._last_look
         busy = self.service.busy or (counted and len(self._gate.starts) > 0)
         self._say_waiting(max(self._gate.admission.requests, busy), max(0.0, left))

@@ -2,12 +2,12 @@
 
 A few jobs run at a time, each with a permit. A job is *long* once it has more than one turn's worth
 of work. Long jobs never have the last permit. So short texts run beside them, and long texts leave
-a part of the machine to everything else. That holds even for a text without a place to cut, whose
+a part of the machine to everything else. This holds even for a text without a safe split, whose
 only piece may take seconds and cannot be interrupted.
 
 Between two pieces a long job passes its permit on if other jobs wait. Permits go round between
-tenants. A job that has begun holds a thread, so their number is bounded for each tenant and for all
-together.
+tenants. A job that has begun holds a thread, so the number of such jobs is bounded, for each tenant
+and for all together.
 
 A body of 16 MiB stops the event loop for some 30 ms, and a text request needs the loop four times
 until it is answered. If large bodies were decoded one after the other, a text request would wait
@@ -34,7 +34,7 @@ BEGUN_OF_TENANT = 4  # most jobs of one tenant that have a thread
 BEGUN = 32  # most jobs of all tenants that have one
 TURN = PIECE_CHARS  # characters of a turn: one piece, or many short texts
 IDLE = 1.0  # seconds after which a thread without work ends
-# The event loop is free for everything else that many times as long as a large body took.
+# After a large body, the next one waits for REST times as long as this one took.
 REST = 2
 # Called with a job's result or its error, in the job's thread, or in another if it never begins.
 Done = Callable[[ResultT | None, BaseException | None], None]
@@ -67,7 +67,7 @@ class TextJob(Generic[ResultT]):
         self._left: tuple[Callable[[], ResultT], Done[ResultT]] | None = (function, done)
 
     def before(self, characters: int) -> None:
-        """Hear of a piece of work, see `announce`. Costs next to nothing for a short text."""
+        """Take note of a piece of work (`announce`); costs next to nothing for a short text."""
         self._read += characters
         more = self._read > TURN
         if self.given_up or (more and (self._owner.waiting or not self.long)):
@@ -151,7 +151,7 @@ class TextScheduler:
         return job
 
     def give_up(self, job: AnyJob) -> None:
-        """Give up a job whose result is not wanted any more.
+        """Give up a job whose result nobody needs any more.
 
         A job that has not begun is dropped; one that runs or is paused ends before its next piece;
         one that is done stays as it is.
@@ -171,7 +171,7 @@ class TextScheduler:
                 self._ready.put(None)
 
     def next_turn(self, job: AnyJob) -> None:
-        """Pass the permit of a running job, which is long, on, and wait until it gets its next one.
+        """Pass on the permit of a running long job, and wait until the job gets another one.
 
         Raises:
             DeadlineExceeded: the job was given up.

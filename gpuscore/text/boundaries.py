@@ -58,7 +58,7 @@ from tokenizers import Tokenizer, models
 
 from gpuscore.text.pretokens import META, PAIR, RIGHTS, pretoken_starts
 
-_hears: ContextVar[Callable[[int], None] | None] = ContextVar("hears", default=None)
+_listener: ContextVar[Callable[[int], None] | None] = ContextVar("listener", default=None)
 
 
 def announce(characters: int) -> None:
@@ -69,25 +69,25 @@ def announce(characters: int) -> None:
     Raises:
         DeadlineExceeded: the request was given up; its work must stop.
     """
-    if (hear := _hears.get()) is not None:
-        hear(characters)
+    if (listener := _listener.get()) is not None:
+        listener(characters)
 
 
 @contextmanager
-def announced_to(hear: Callable[[int], None]) -> Iterator[None]:
-    """Let `hear` be called with each piece of work that this thread announces in the block."""
-    token = _hears.set(hear)
+def announced_to(listener: Callable[[int], None]) -> Iterator[None]:
+    """Call `listener` with each piece of work that this thread announces in the block."""
+    token = _listener.set(listener)
     try:
         yield
     finally:
-        _hears.reset(token)
+        _listener.reset(token)
 
 
 # Tokens or characters that are copied or searched in the time that one is tokenised.
 COPIES_PER_TOKEN = 16
-# Characters that the tokenizer gets at a time. A piece cannot be interrupted and takes some 20 ms.
+# Characters that the tokenizer gets at a time. A piece takes about 20 ms, without interruption.
 PIECE_CHARS = 1 << 16
-# A text takes as long as that many characters besides its own, for the objects that are made.
+# Making the objects of a text takes as long as tokenising that many characters.
 TEXT_OVERHEAD = 100
 
 # Characters in which a piece's end is searched; without one the rest of a text is a single piece.

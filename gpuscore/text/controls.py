@@ -88,7 +88,7 @@ class Forbidden:
 
     def __init__(self, ids: Collection[int], name: Callable[[int], str | None]) -> None:
         self._is_control = np.zeros(max(ids, default=-1) + 2, dtype=np.bool_)
-        self._is_control[[*ids]] = True  # the last one is of all ids beyond
+        self._is_control[[*ids]] = True  # the last entry is for all larger ids
         self._name = name
 
     def checked(self, ids: Int32Array) -> Int32Array:

@@ -19,7 +19,7 @@ import numpy as np
 from gpuscore.config import RequestLimits
 from gpuscore.errors import PromptTooLong, TooManyItems, TooManyTokens
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.extraction import check_query, extraction_id, read_at
+from gpuscore.text.readouts import check_query, extraction_id, read_at
 from gpuscore.text.score_input import (
     LabelReader,
     PromptChecks,
@@ -70,6 +70,7 @@ class PromptBuilder:
         self.backend = backend
         self.limits = limits
         self.checks = PromptChecks(backend, after, token)
+        self._fixed = backend.deterministic_chunk > 0  # the query's length depends on it alone
         self._labels = LabelReader(encoder, self.checks, limits)
 
     def build(
@@ -88,9 +89,9 @@ class PromptBuilder:
             default_labels: the labels of a request that names none; None if it must name some.
 
         Raises:
-            GpuscoreError: the subclass that names the error in the input (with `errors`, of the
-                whole request: a query that is too long by itself is one), or DeadlineExceeded if
-                the request was given up meanwhile.
+            GpuscoreError: the subclass that names the error in the input (with `errors`, only an
+                error of the whole request, such as a query that is too long by itself), or
+                DeadlineExceeded if the request was given up meanwhile.
         """
         if errors is None:
             return self._build(inputs, default_labels, None)
@@ -151,9 +152,8 @@ class PromptBuilder:
                     prompts, query_length = self._text_prompts(inputs)
                 else:
                     prompts, query_length = self._id_prompts(inputs, errors)
-                prefix_length = 0
-                if self.backend.deterministic_chunk:
-                    prefix_length = self._fixed_prefix_length(inputs)
+                if self._fixed:
+                    query_length = self._fixed_prefix_length(inputs)
         except PromptTooLong as error:
             if errors is None or len(inputs.items) > 1:
                 raise
@@ -162,10 +162,8 @@ class PromptBuilder:
         checked = self.checks.checked(prompts, errors=errors)
         limit = self.limits.max_request_tokens
         if not inputs.is_text and not inputs.item_first:
-            limit = sys.maxsize  # few more ids than were sent, so the error names their full number
-        if self.backend.deterministic_chunk:
-            return split(checked, prefix_length, limit)
-        return factor(checked, query_length, limit)
+            limit = sys.maxsize  # they are few more than were sent, so the error names their number
+        return factor(checked, query_length, limit, fixed=self._fixed)
 
     def from_prompts(
         self,
@@ -184,10 +182,8 @@ class PromptBuilder:
         name = prompts.name
         limit = self.limits.max_request_tokens
         checked = self.checks.checked(prompts.ids, name, errors)
-        if self.backend.deterministic_chunk:
-            query, items = split(checked, max(0, prompts.num_shared - 1), limit, name)
-        else:
-            query, items = factor(checked, prompts.num_shared, limit, name)
+        shared = max(0, prompts.num_shared - 1) if self._fixed else prompts.num_shared
+        query, items = factor(checked, shared, limit, name, self._fixed)
         labels = self._labels.same_for_all(label_ids, prompts.count)
         request = ScoreRequest(query, items, labels, need_lse, num_top=num_top, **terms._asdict())
         self.check_tokens(name, request.num_tokens)
@@ -244,7 +240,7 @@ class PromptBuilder:
         """Return the result of `factor`, computed faster; None if that is not possible."""
         size = len(inputs.query) + sum(map(len, inputs.items))
         # With these, the prefix that is split off is not the query.
-        other_prefix = inputs.item_first or self.backend.deterministic_chunk
+        other_prefix = inputs.item_first or self._fixed
         needs_token = self.checks.token is not None
         if other_prefix or needs_token or size > self.limits.max_request_tokens:
             return None
@@ -273,7 +269,7 @@ class PromptBuilder:
         return lambda start: map(prompt, range(start, count)), prefix_length
 
     def _text_prompts(self, inputs: ScoreInput) -> tuple[PromptsFrom, int]:
-        """Return the prompts, and the query's tokens in a single prompt."""
+        """Return the prompts, and how many tokens of a single prompt are the query's."""
         encoder = need_encoder(self.encoder, "items")
         limit = self.checks.limit
         query: str = inputs.query or ""  # type: ignore[assignment]
@@ -321,7 +317,11 @@ class PromptBuilder:
 
 
 def factor(
-    prompts: Iterable[Int32Array], query_length: int, limit: int = sys.maxsize, name: str = "items"
+    prompts: Iterable[Int32Array],
+    query_length: int,
+    limit: int = sys.maxsize,
+    name: str = "items",
+    fixed: bool = False,
 ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
     """Split prompts (each at least one token) into one query and one item each.
 
@@ -333,6 +333,7 @@ def factor(
         limit: largest number of tokens of the query and the items together. More prompts can only
             make the prefix shorter and add tokens, so reading stops once there are more.
         name: the caller's name for the items, for errors.
+        fixed: the query's length is `query_length`; all prompts share these tokens and are longer.
 
     Raises:
         TooManyTokens: names a lower bound of the number.
@@ -342,7 +343,7 @@ def factor(
     shared = [len(first)]  # by prompt, how many first tokens it has in common with the first one
     tails = [first[:0]]  # its other tokens
     total = len(first)
-    least_shared = len(first)
+    least_shared = query_length if fixed else len(first)
     for prompt in remaining:
         shared.append(common_prefix(first, prompt))
         tails.append(prompt[shared[-1] :].copy())
@@ -354,26 +355,6 @@ def factor(
     length = min(longest_prefix, shortest - 1)
     items = (np.concatenate((first[length:s], tail)) for s, tail in zip(shared, tails, strict=True))
     return first[:length], tuple(items)
-
-
-def split(
-    prompts: Iterable[Int32Array], prefix_length: int, limit: int = sys.maxsize, name: str = "items"
-) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts after a known number of tokens into one query and one item each.
-
-    All prompts must be equal in their first `prefix_length` tokens and longer than that. The other
-    arguments and the errors are as in `factor`.
-    """
-    first = None
-    items = []
-    total = prefix_length
-    for prompt in prompts:
-        first = prompt if first is None else first
-        items.append(prompt[prefix_length:].copy())  # a view would keep the whole prompt in memory
-        total += len(prompt) - prefix_length
-        check_partial_total(limit, total, name)
-    assert first is not None  # noqa: S101  (there is at least one)
-    return first[:prefix_length], tuple(items)
 
 
 def check_partial_total(limit: int, least: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A caller's query, items and labels, and the checks that one model can read their values.
+"""A caller's query, items and labels, and the checks of their values for one model.
 
 Labels are texts, token ids, sequences of token ids, or names of a classification model's classes.
 """
@@ -72,7 +72,7 @@ class ScoreInput:
             raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
 
     def checked(self, errors: ItemErrors) -> "ScoreInput":
-        """Return the input with an empty text for each item that cannot be read, and add its error.
+        """Return the input, in which items that cannot be read are empty and get errors.
 
         Raises:
             InvalidRequest: the query cannot be read.
@@ -107,7 +107,13 @@ def _check_label_fields(inputs: ScoreInput) -> None:
         _check_not_empty(inputs.labels, "labels")
         return
     if inputs.label_sequences is not None:
-        _check_sequences(inputs.label_sequences)
+        _check_not_empty(inputs.label_sequences, "label_sequences")
+        if len(lists := lists_of(inputs.label_sequences)) < len(inputs.label_sequences):
+            raise InvalidRequest(
+                "label_sequences must be lists of integers, one per label", param="label_sequences"
+            )
+        for index, ids in enumerate(lists):
+            _check_not_empty(ids, f"label_sequences[{index}]", "token id")
     if inputs.label_token_ids is None:
         return
     _check_not_empty(inputs.label_token_ids, "label_token_ids")
@@ -126,26 +132,14 @@ def _check_label_fields(inputs: ScoreInput) -> None:
         _check_not_empty(ids, f"label_token_ids[{index}]")
 
 
-def _check_sequences(sequences: Sequence[Sequence[int]]) -> None:
-    _check_not_empty(sequences, "label_sequences")
-    if len(lists_of(sequences)) < len(sequences):
-        raise InvalidRequest(
-            "label_sequences must be lists of integers, one per label", param="label_sequences"
-        )
-    for index, ids in enumerate(sequences):
-        if not len(ids):
-            param = f"label_sequences[{index}]"
-            raise EmptyLabels(f"{param} must hold at least one token id", param=param)
-
-
 def lists_of(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """Return the label lists, one per item; [] if one flat list holds for all items."""
     return [x for x in labels if not isinstance(x, int | np.integer)]
 
 
-def _check_not_empty(labels: Sequence[object], param: str) -> None:
+def _check_not_empty(labels: Sequence[object], param: str, what: str = "label") -> None:
     if not len(labels):
-        raise EmptyLabels(f"{param} must hold at least one label", param=param)
+        raise EmptyLabels(f"{param} must hold at least one {what}", param=param)
 
 
 PromptsFrom = Callable[[int], Iterator[Int32Array]]  # yields the prompts from this index on
@@ -181,42 +175,36 @@ class PromptChecks:
         """
         source = prompts(0)
         for index in count():
+            prompt = None
             try:
                 with self.limit_errors(f"{name}[{index}]"):
                     prompt = next(source, None)
+                if prompt is None:
+                    break
+                announce(len(prompt) // COPIES_PER_TOKEN)  # the work of copying it
+                if errors is None or index not in errors:
+                    self._check_prompt(prompt, index, name)
             except ITEM_ERRORS as error:
                 if errors is None:
                     raise
                 errors.add(index, error)
-                source = prompts(index + 1)  # a generator that raised cannot go on
-                continue
-            if prompt is None:
-                break
-            announce(len(prompt) // COPIES_PER_TOKEN)  # the work of copying it
-            if errors is None or index not in errors:
-                self._check_prompt(prompt, index, name, errors)
-            if not errors:
+                if prompt is None:
+                    source = prompts(index + 1)  # a generator that raised cannot go on
+            if prompt is not None and not errors:
                 yield prompt
         if errors:
             raise ItemsRefused
 
-    def _check_prompt(
-        self, prompt: Int32Array, index: int, name: str, errors: ItemErrors | None
-    ) -> None:
-        try:
-            self.check_length(len(prompt), index, name)
-            # A tokenizer can have more ids than the model.
-            if prompt.max() >= self.backend.vocab_rows:
-                self.ids(prompt, f"{name}[{index}]")
-            if self.token is not None and not (prompt == self.token).any():
-                param = f"{name}[{index}]"
-                raise NoExtractionToken(
-                    f"{param} does not hold the extraction token, {self.token}", param=param
-                )
-        except ITEM_ERRORS as error:
-            if errors is None:
-                raise
-            errors.add(index, error)
+    def _check_prompt(self, prompt: Int32Array, index: int, name: str) -> None:
+        self.check_length(len(prompt), index, name)
+        # A tokenizer can have more ids than the model.
+        if prompt.max() >= self.backend.vocab_rows:
+            self.ids(prompt, f"{name}[{index}]")
+        if self.token is not None and not (prompt == self.token).any():
+            param = f"{name}[{index}]"
+            raise NoExtractionToken(
+                f"{param} does not hold the extraction token, {self.token}", param=param
+            )
 
     def check_length(self, length: int, index: int, name: str = "items") -> None:
         param = f"{name}[{index}]"
@@ -288,19 +276,24 @@ class LabelReader:
             GpuscoreError: one of its subclasses, if a label is not valid.
         """
         inputs.check_labels(default)
+        count = len(inputs.items)
+        classes = self.checks.backend.classes
+        ids = inputs.label_token_ids if inputs.label_token_ids is not None else default or ()
+        sequences = None
         if inputs.labels is not None:
             self._check_count(len(inputs.labels), "labels")
-        if inputs.label_sequences is not None:
-            return self._trie(self._sequences(inputs.label_sequences), len(inputs.items))
-        classes = self.checks.backend.classes
-        if inputs.labels is not None and classes is not None:
-            return self.same_for_all(class_ids(inputs.labels, classes), len(inputs.items)), None
-        if inputs.labels is not None:
-            return self._trie(self._tokenised(inputs.labels), len(inputs.items))
-        ids = inputs.label_token_ids if inputs.label_token_ids is not None else default or ()
+            if classes is None:
+                sequences = self._tokenised(inputs.labels)
+            else:
+                ids = class_ids(inputs.labels, classes)
+        elif inputs.label_sequences is not None:
+            sequences = self._sequences(inputs.label_sequences)
+        if sequences is not None:
+            trie = LabelTrie.of(sequences)
+            return (trie.first_ids,) * count, trie if trie.num_nodes else None
         if lists := lists_of(ids):
             return self._per_item(lists), None
-        return self.same_for_all(list(ids), len(inputs.items)), None  # type: ignore[arg-type]
+        return self.same_for_all(list(ids), count), None  # type: ignore[arg-type]
 
     def same_for_all(self, ids: Sequence[int], num_items: int) -> Labels:
         """Return the same labels for each of the items."""
@@ -316,12 +309,6 @@ class LabelReader:
     def _one_list(self, ids: Sequence[int], param: str) -> Int32Array:
         self._check_count(len(ids), param)
         return self.checks.label_ids(ids, param)
-
-    def _trie(
-        self, sequences: Sequence[Int32Array], num_items: int
-    ) -> tuple[Labels, LabelTrie | None]:
-        trie = LabelTrie.of(sequences)
-        return (trie.first_ids,) * num_items, trie if trie.num_nodes else None
 
     def _tokenised(self, labels: Sequence[str]) -> list[Int32Array]:
         limit = self.limits.max_label_tokens

@@ -145,8 +145,8 @@ class TextEncoder:
         item_first: bool,
         limit: int | None = None,
     ) -> Callable[[int], Iterator[Int32Array]]:
-        """Return a function that yields the ids of query + item (or item + query), as `prompts`
-        does but faster, from the item of a number on.
+        """Return a function that takes a number and yields, for all items from this one on, the ids
+        of query + item (or item + query), as `prompts` does, but faster.
 
         The query is split at a safe split (`boundaries`), if it has one. The part before it (after
         it, with `item_first`) has the same ids in every prompt and is encoded once, however often
@@ -183,8 +183,8 @@ class TextEncoder:
     ) -> tuple[Int32Array, Int32Array, int]:
         """Return the ids before and after each item's, and how many first ids of an item to drop.
 
-        The tail begins with the guard, a character whose ids are dropped: from the tail, which all
-        prompts share, with `item_first`, else from each item's own ids.
+        The tail begins with the guard, a character whose ids are dropped: with `item_first` from
+        the tail, which all prompts share, otherwise from each item's ids.
         """
         opening = self._specials.opening
         closing = self._specials.closing
@@ -259,11 +259,11 @@ class TextEncoder:
         return text
 
     def _encode_start(self, piece: str, count: int) -> Encoding | None:
-        """Return the tokens of a beginning of a piece that has no safe split, so that they are more
-        than `count`; None if there is none, or the piece is short.
+        """Return more than `count` first tokens of a piece, which has no safe split; None if it has
+        fewer, or is short.
 
-        PIECE_CHARS characters follow those tokens. What comes after these could change the tokens
-        only through a chain of overlapping merges, each of a lower rank than the one before it.
+        PIECE_CHARS characters follow these tokens. Later characters could change the tokens only
+        through a chain of overlapping merges, each of a lower rank than the one before it.
         """
         width = 2 * PIECE_CHARS
         while width < len(piece):

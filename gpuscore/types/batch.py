@@ -69,8 +69,8 @@ class BackendLimits:
     vocab_rows: int  # valid token ids of prompts are 0 <= id < vocab_rows
     token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
     identity: str = ""  # model, revision and dtype that cached keys and values belong to
-    # If not 0, a row's result has the same bits in every batch, if chunks of a sequence end at
-    # multiples of this number, and the query segment's length depends on the query alone.
+    # 0 = a row's bits may depend on its batch. Otherwise they do not, provided that chunks end at
+    # multiples of this number and the query segment's length depends on the query alone.
     deterministic_chunk: int = 0
     # The class names of a classification model, whose labels are classes. None = labels are tokens.
     classes: tuple[str, ...] | None = None
@@ -92,7 +92,7 @@ class BackendLimits:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One forward pass over many segments, int32 throughout.
+    """One forward pass over many segments.
 
     The mask rule: a token sees its request's cached prefix, all tokens of its segment's ancestors,
     and the earlier tokens of its own segment, itself included. It sees nothing else; there is no
@@ -124,6 +124,12 @@ class PackedBatch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def label_rows(self) -> Int64Array:
+        """The number of the scored row that each label belongs to, [L]."""
+        ends = self.cu_labels
+        return np.arange(len(self.score_rows)).repeat(ends[1:] - ends[:-1])
+
 
 def visible_rows(batch: PackedBatch) -> BoolArray:
     """The mask rule within a batch, [T, T]: entry (i, j) is true if row i sees row j.
@@ -151,7 +157,7 @@ def lineage(batch: PackedBatch, segment: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """A batch's results, float32; all but `label_logits` are None if no row needs them.
+    """A batch's results. All but `label_logits` are None if no row needs them.
 
     `lse` holds NaN in rows that do not need it.
     """
@@ -172,36 +178,34 @@ class Prefix:
 
 
 class Rows(NamedTuple):
-    """The scored tokens of a sequence, and how many labels each has.
-
-    The labels themselves are elsewhere, in one array: first those of the first row, and so on.
-    """
+    """The scored tokens of a sequence, with their labels; false if no token is scored."""
 
     places: Int32Array  # [rows] indices of the tokens in the sequence, ascending
     counts: Int32Array  # [rows] number of labels
+    labels: Int32Array  # first those of the first row, and so on
 
     @staticmethod
-    def every(tokens: int) -> "Rows":
-        """Return the rows of all tokens, each with one label."""
-        return Rows(np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int32))
+    def every(labels: Int32Array) -> "Rows":
+        """Return the rows of a sequence of which each token has one label."""
+        return Rows(np.arange(len(labels), dtype=np.int32), np.ones(len(labels), np.int32), labels)
+
+    def __bool__(self) -> bool:
+        return len(self.places) > 0
 
     def before(self, token: int) -> int:
         """Return the number of rows before a token."""
         return int(np.searchsorted(self.places, token))
 
-    def part(self, start: int, stop: int, labels: Int32Array) -> tuple["Rows", Int32Array]:
-        """Return the rows of the tokens [start, stop), as a sequence of its own, and their labels.
-
-        Args:
-            labels: those of all rows.
-        """
+    def part(self, start: int, stop: int) -> "Rows":
+        """Return the rows of the tokens [start, stop), as a sequence of its own."""
         part = slice(self.before(start), self.before(stop))
         first = int(self.counts[: part.start].sum())
-        rows = Rows(self.places[part] - np.int32(start), self.counts[part])
-        return rows, labels[first : first + int(rows.counts.sum())]
+        counts = self.counts[part]
+        labels = self.labels[first : first + int(counts.sum())]
+        return Rows(self.places[part] - np.int32(start), counts, labels)
 
 
-NO_ROWS = Rows(NO_TOKENS, NO_TOKENS)
+NO_ROWS = Rows(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +217,9 @@ class Segment:
     prefix: int  # index of its `Prefix`
     parent: int = -1  # index of the parent segment; -1 = none
     slots: Int32Array | None = None  # KV slots of its first tokens; other keys are not stored
-    # Labels of its scored rows; empty = no row is scored.
-    label_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    label_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)  # of the last token
     need_lse: bool = False
-    rows: Rows | None = None  # which tokens are scored; None = the last one, for all the labels
+    rows: Rows | None = None  # the scored tokens; None = the last one, if it has labels
     states: Sequence[tuple[int, int]] = ()  # (number of tokens, slot of the state after them)
 
 
@@ -239,7 +242,8 @@ class SegmentColumns:
 
     def add(self, segment: Segment) -> int:
         """Add a segment at the end; return its index."""
-        return self.add_like(segment, [segment.token_ids], [segment.label_ids], [segment.rows])
+        labels = segment.label_ids if segment.rows is None else segment.rows.labels
+        return self.add_like(segment, [segment.token_ids], [labels], [segment.rows])
 
     def add_like(
         self,
@@ -309,17 +313,17 @@ def pack_columns(
     if any(segments.rows):
         last = zip(lengths[scored] - 1, np.diff(cu_labels), strict=True)
         rows = [
-            segments.rows[index] or Rows(*_int32([[place], [count]]))
+            segments.rows[index] or Rows(*_int32([[place], [count], []]))
             for index, (place, count) in zip(scored, last, strict=True)
         ]
         per_segment = [len(scored_rows.places) for scored_rows in rows]
-        score_rows = _concatenate([scored_rows.places for scored_rows in rows])
+        score_rows = np.concatenate([scored_rows.places for scored_rows in rows])
         score_rows = score_rows + cu_seqlens[scored].repeat(per_segment)
-        counts = _concatenate([scored_rows.counts for scored_rows in rows])
+        counts = np.concatenate([scored_rows.counts for scored_rows in rows])
         cu_labels = np.append(np.int32(0), np.cumsum(counts, dtype=np.int32))
         need_lse = need_lse.repeat(per_segment)
     return PackedBatch(
-        token_ids=_concatenate(tokens),
+        token_ids=np.concatenate([NO_TOKENS, *tokens]),
         # Number the rows of the batch, then shift each segment's numbers to its start.
         positions=np.arange(bounds[-1], dtype=np.int32) + shift.repeat(lengths),
         cu_seqlens=cu_seqlens,
@@ -330,7 +334,7 @@ def pack_columns(
         slot_mapping=_slot_mapping(segments.slots, bounds),
         score_rows=score_rows,
         cu_labels=cu_labels,
-        label_token_ids=_concatenate(labels),
+        label_token_ids=np.concatenate([NO_TOKENS, *labels]),
         need_lse=need_lse,
         prefix_states=states[0],
         state_rows=states[1],
@@ -381,13 +385,9 @@ def int32_array(values: Sequence[int]) -> Int32Array:
     return np.frombuffer(bytearray(struct.pack(f"{len(values)}i", *values)), dtype=np.int32)
 
 
-def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
-
-
 def _int32(columns: Sequence[Sequence[int]]) -> list[Int32Array]:
-    """Return arrays with these numbers. They are views of one array, because a call of NumPy for
-    each list takes several times as long."""
+    """Return an array for each list. They are views of one array, because a call of NumPy for each
+    takes several times as long."""
     together = int32_array([*chain(*columns)])
     stop = 0
     return [together[stop : (stop := stop + len(values))] for values in columns]

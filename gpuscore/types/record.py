@@ -54,7 +54,7 @@ class RequestRecord:
     status: int = 0  # 0 until an answer begins; 499 if the client left before it
     code: str = ""  # the code of the error that was answered
     model: str = ""  # the served name; empty until the body was read
-    variant: str = ""  # the kind of body, where it decides the form of errors
+    variant: str = ""  # the kind of body, if it decides the format of errors
     tenant: str | None = None
     deadline: float | None = None  # on time.monotonic's clock
     bytes_in: int = 0  # bytes of the body that were read

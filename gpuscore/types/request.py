@@ -19,10 +19,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from gpuscore.types.batch import (
     NO_ROWS,
-    NO_TOKENS,
     BackendLimits,
     Float32Array,
     Float32Rows,
@@ -30,6 +30,7 @@ from gpuscore.types.batch import (
     Int32Array,
     Int32Rows,
     Rows,
+    int32_array,
 )
 
 
@@ -85,12 +86,12 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
         keys = [*nodes]
         preorder_keys = [keys[row - 1] for row in order[1:]]
         self.__dict__.update(
-            tokens=_int32([token for _, token in preorder_keys]),
-            parents=_int32([place[parent] - 1 for parent, _ in preorder_keys]),
-            next_ids=tuple(_int32([*columns[row]]) for row in order),
-            places=_int32([starts[place[row]] + column for row, column in steps]),
-            lengths=_int32([*map(len, self.sequences)]),
-            counted=_int32(_shortest(self.sequences)),
+            tokens=int32_array([token for _, token in preorder_keys]),
+            parents=int32_array([place[parent] - 1 for parent, _ in preorder_keys]),
+            next_ids=tuple(int32_array([*columns[row]]) for row in order),
+            places=int32_array([starts[place[row]] + column for row, column in steps]),
+            lengths=int32_array([*map(len, self.sequences)]),
+            counted=int32_array(_shortest(self.sequences)),
         )
 
     @classmethod
@@ -114,7 +115,7 @@ class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
     @property
     def first_ids(self) -> Int32Array:
         """The first token of each label, [L]."""
-        return _int32([sequence[0] for sequence in self.sequences])
+        return int32_array([sequence[0] for sequence in self.sequences])
 
     def paths(self) -> list[list[int]]:
         """Return for each node the tokens of the path from the item to it."""
@@ -141,10 +142,6 @@ def _shortest(sequences: Sequence[tuple[int, ...]]) -> list[int]:
     ]
 
 
-def _int32(values: Sequence[int]) -> Int32Array:
-    return np.array(values, dtype=np.int32)
-
-
 MAX_TOP = 20  # the most `num_top` of a request
 
 
@@ -153,11 +150,11 @@ class Terms(NamedTuple):
 
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
-    deadline: float | None = None  # seconds on the engine's clock; what is left then is dropped
+    deadline: float | None = None  # seconds on the engine's clock; then the request is dropped
 
 
 class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
-    """The scored rows of a request in which not only the last token of each item is scored.
+    """The scored rows of a request that scores other tokens than the last one of each item.
 
     The first entry is for the query, whose rows are computed once for all prompts; the others are
     for the N items.
@@ -165,17 +162,13 @@ class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     places: Int32Rows  # [1 + N] the scored tokens, see `Rows`
     counts: Int32Rows  # [1 + N] the number of labels of each row
-    query_labels: Int32Array = NO_TOKENS
+    query_labels: Int32Array
 
     @staticmethod
-    def of(rows: Sequence[Rows], query_labels: Int32Array = NO_TOKENS) -> "Readouts":
+    def of(rows: Sequence[Rows]) -> "Readouts":
         """Return the read-outs of the query's rows, which come first, and of the items' rows."""
-        places, counts = zip(*rows, strict=True)
-        return Readouts(places, counts, query_labels)
-
-    @property
-    def rows(self) -> tuple[Rows, ...]:
-        return tuple(map(Rows, self.places, self.counts))
+        places, counts, labels = zip(*rows, strict=True)
+        return Readouts(places, counts, labels[0])
 
 
 class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
@@ -202,7 +195,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     num_top: int = 0  # most probable tokens of every row, at most MAX_TOP
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
-    deadline: float | None = None  # seconds on the engine's clock; what is left then is dropped
+    deadline: float | None = None  # seconds on the engine's clock; then the request is dropped
     readouts: Readouts | None = None  # None = the last token of each item
     trie: LabelTrie | None = None  # None = labels of one token
 
@@ -253,12 +246,17 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         query = () if read is None or not len(read.query_labels) else (read.query_labels,)
         return (*query, *self.label_ids)
 
-    def query_part(self, start: int, stop: int) -> tuple[Rows, Int32Array]:
-        """Return the scored rows of the query's tokens [start, stop), and their labels."""
-        if self.readouts is None:
-            return NO_ROWS, NO_TOKENS
+    def rows_of(self, item: int) -> Rows:
+        """Return an item's rows in `readouts`; item -1 is the query."""
         read = self.readouts
-        return Rows(read.places[0], read.counts[0]).part(start, stop, read.query_labels)
+        if read is None:
+            return NO_ROWS
+        labels = read.query_labels if item < 0 else self.label_ids[item]
+        return Rows(read.places[1 + item], read.counts[1 + item], labels)
+
+    def query_part(self, start: int, stop: int) -> Rows:
+        """Return the scored rows of the query's tokens [start, stop)."""
+        return self.rows_of(-1).part(start, stop)
 
     @property
     def first_rows(self) -> Sequence[int]:
@@ -312,32 +310,35 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     def part(self, items: slice) -> "ScoreResult":
         """Return the result of some items, if each item has one row."""
+        return self.rows(items, self.label_logits[items])
+
+    def rows(
+        self, some: slice | NDArray[np.intp], label_logits: tuple[Float32Array, ...]
+    ) -> "ScoreResult":
+        """Return the result of some of the N rows, with these logits of their labels."""
+        lse, top_ids, top_logits = (
+            None if values is None else values[some]
+            for values in (self.lse, self.top_ids, self.top_logits)
+        )
         return replace(
-            self,
-            label_logits=self.label_logits[items],
-            lse=None if self.lse is None else self.lse[items],
-            top_ids=None if self.top_ids is None else self.top_ids[items],
-            top_logits=None if self.top_logits is None else self.top_logits[items],
+            self, label_logits=label_logits, lse=lse, top_ids=top_ids, top_logits=top_logits
         )
 
 
 def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
-    """Return the tokens to compute if nothing is cached, with prompts that nodes need again."""
+    """Count the tokens to compute if nothing is cached, with prompts computed again for nodes."""
     trie = request.trie
     if trie is None:
         return request.num_tokens
-    _, items = split_for_labels(request, limits)
-    prompts = [
-        prompt
-        for number, item in enumerate(items)
-        for prompt in prompts_with_nodes(request, number, item, limits)
-    ]
-    whole = [prompt for prompt in prompts if not fits_batch(prompt, trie, limits)]
-    repeated = sum(map(len, whole)) * trie.num_nodes + sum(map(len, prompts))
-    repeated -= sum(map(len, items))
-    if whole:
-        repeated += len(whole) * sum(len(path) - 1 for path in trie.paths())
-    return request.num_tokens + repeated
+    query, items = split_for_labels(request, limits)
+    tokens = len(query) + request.num_label_tokens
+    longer = sum(len(path) - 1 for path in trie.paths())
+    for number, item in enumerate(items):
+        for prompt in prompts_with_nodes(request, number, item, limits):
+            tokens += len(prompt)
+            if not fits_batch(prompt, trie, limits):  # each node is computed with its whole prompt
+                tokens += len(prompt) * trie.num_nodes + longer
+    return tokens
 
 
 def fits_batch(item: Int32Array, trie: LabelTrie, limits: BackendLimits, rows: int = 1) -> bool:
@@ -355,12 +356,12 @@ def prompts_with_nodes(
 ) -> list[Int32Array]:
     """Return the beginnings of an item that are computed for the nodes of its rows.
 
-    This is the item up to its last scored row. If it does not fit a batch with all nodes, it is the
-    item up to each scored row.
+    This is one beginning, up to the last scored row. If that does not fit a batch with all nodes,
+    it is one beginning for each scored row.
     """
     if request.readouts is None or request.trie is None:
         return [item]
-    *places, last = request.readouts.places[1 + number].tolist()
+    *places, last = request.rows_of(number).places.tolist()
     if fits_batch(item[: last + 1], request.trie, limits, 1 + len(places)):
         places = []
     return [item[: place + 1] for place in (*places, last)]

@@ -29,29 +29,26 @@ def spread(
 
 
 def scored_places(errors: Sequence[ItemError] | None, count: int | None) -> Sequence[int]:
-    """Return the places of the items without errors, of `count` items."""
+    """Return the indices, below `count`, of the items without errors."""
     left_out = {error.index for error in errors or ()}
     places = range(count or 0)
     return [index for index in places if index not in left_out] if left_out else places
 
 
-def rows_apart(arrays: tuple[ArrayT, ...], request: ScoreRequest) -> tuple[ArrayT, ...]:
-    """Return the parts of each item's array, of labels or of logits, that belong to its rows, which
-    have equally many labels."""
+def rows_apart(
+    request: ScoreRequest, result: ScoreResult
+) -> tuple[tuple[Int32Array, ...], ScoreResult]:
+    """Divide labels and logits of items by rows: return each row's labels, and the result with
+    each row's logits. All rows of an item must have equally many labels."""
     if request.readouts is None:
-        return arrays
-    pairs = zip(arrays, request.readouts.places[1:], strict=True)
-    return tuple(row for array, places in pairs for row in array.reshape(len(places), -1))
+        return request.label_ids, result
+    places = request.readouts.places[1:]
 
+    def apart(arrays: tuple[ArrayT, ...]) -> tuple[ArrayT, ...]:
+        pairs = zip(arrays, places, strict=True)
+        return tuple(row for array, rows in pairs for row in array.reshape(len(rows), -1))
 
-def per_token(result: ScoreResult, trie: LabelTrie | None) -> ScoreResult:
-    """Return the result with each label's sum divided by the label's number of tokens."""
-    if trie is None:
-        return result
-    assert result.lse is not None  # noqa: S101  (requests with a trie need it)
-    lse = result.lse[:, None].astype(np.float64)
-    means = (np.stack(result.label_logits) - lse) / trie.lengths + lse
-    return replace(result, label_logits=tuple(means.astype(np.float32)))
+    return apart(request.label_ids), replace(result, label_logits=apart(result.label_logits))
 
 
 def check_temperature(temperature: float, apply_softmax: bool) -> None:
@@ -67,13 +64,23 @@ def check_temperature(temperature: float, apply_softmax: bool) -> None:
 
 
 def label_scores(
-    result: ScoreResult, *, apply_softmax: bool, temperature: float = 1.0
+    result: ScoreResult,
+    *,
+    apply_softmax: bool,
+    temperature: float = 1.0,
+    lengths: Int32Array | None = None,
 ) -> list[Float64Array]:
-    """Return one row of scores per item, with one column per label.
+    """Return one row of scores per row of the result, with one column per label.
 
     Without softmax a score is the label's probability over the whole vocabulary, exp(logit - lse).
     With softmax it is softmax(logits / temperature) over the item's labels; a row then sums to 1.
+    With `lengths`, a label's log-probability is first divided by its number of tokens.
     """
+    if lengths is not None:
+        assert result.lse is not None  # noqa: S101  (requests with a trie need it)
+        lse = result.lse[:, None].astype(np.float64)
+        means = (np.stack(result.label_logits) - lse) / lengths + lse
+        result = replace(result, label_logits=tuple(means.astype(np.float32)))
     if apply_softmax:
         return _by_rows(result.label_logits, lambda rows, _: softmax(rows, temperature))
     return [np.exp(row) for row in label_logprobs(result)]

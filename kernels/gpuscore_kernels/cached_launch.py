@@ -18,8 +18,6 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from gpuscore_kernels.launch import row_warps
-
 Number: TypeAlias = int | float
 
 ALIGNMENT = 16  # bytes; Triton compiles separate code for pointers that are not multiples of it
@@ -71,7 +69,8 @@ class CachedLaunch:
         self.options = options
         # Triton compiles separate code for some values of these numbers.
         self._specialized = operator.itemgetter(slice(unspecialized, None))
-        self._fit = _fits(unspecialized)
+        # Whether the unspecialized number, if any, fits 32 bits.
+        self._fit = (lambda numbers: -WORD <= numbers[0] < WORD) if unspecialized else _nothing
         self._dtypes = _dtypes_at(dtypes)
         self.codes: dict[tuple[object, ...], Code] = {}
         self._latest: tuple[Any, ...] = _NEVER
@@ -118,12 +117,6 @@ class CachedLaunch:
         else:
             run(*grid, 1, stream, *first, *places, *tail)
 
-    def forget(self) -> None:
-        """Drop all code, for example because the device changes."""
-        self.codes.clear()
-        self._latest = _NEVER
-        self._driver = None
-
     def _by_triton(
         self,
         grid: tuple[int, int],
@@ -167,11 +160,12 @@ class CachedLaunch:
 def row_launch(
     kernel: Any, constants: Mapping[str, int], dtypes: Sequence[int] = (0,)
 ) -> CachedLaunch:
-    """Return the launch of a kernel in which each program holds "BLOCK" elements of a row.
+    """Return the launch of a kernel in which each program holds "BLOCK" elements of a row, 8 to 64
+    in a thread.
 
     `dtypes` are as in `CachedLaunch`.
     """
-    options = {"num_warps": row_warps(constants["BLOCK"])}
+    options = {"num_warps": min(16, max(1, constants["BLOCK"] // 256))}
     return CachedLaunch(kernel, constants, options, dtypes=dtypes)
 
 
@@ -208,7 +202,7 @@ def c_function(
     return launcher.launch, arguments[4:-1], nested
 
 
-# The functions below return functions that run at every launch, so those are specialized.
+# `_dtypes_at` returns a function that runs at every launch, so it returns the fastest one.
 
 
 def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
@@ -219,11 +213,6 @@ def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
         return lambda tensors, place=places[0]: tensors[place].dtype  # type: ignore[misc]
     chosen = operator.itemgetter(*places)
     return lambda tensors: tuple(map(dtype, chosen(tensors)))
-
-
-def _fits(unspecialized: int) -> Callable[[tuple[Number, ...]], object]:
-    """Return a function that tells whether the unspecialized number, if any, fits 32 bits."""
-    return (lambda numbers: -WORD <= numbers[0] < WORD) if unspecialized else _nothing
 
 
 def _nothing(_: Sequence[object]) -> None:

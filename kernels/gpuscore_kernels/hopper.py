@@ -53,27 +53,6 @@ TILES = {"tile_m": 128, "tile_n": 192, "cluster_m": 1, "cluster_n": 2, "pingpong
 FEWEST_ROWS = 1000
 
 
-def attend(
-    kernel: Kernel,
-    rows: tuple[Tensor, Tensor, Tensor],
-    rule: tuple[Tensor, tuple[Tensor, ...]],
-    scale: float,
-) -> Tensor:
-    """Attend q [M, H, D] to k and v [T, Hkv, D] with `load("attention", D, H // Hkv)`.
-
-    The last dimension of each is contiguous, and rows begin at multiples of 16 bytes. Values that
-    no row sees must be finite, too. The rule is numbers of keys, and their `block_lists`.
-    """
-    out = torch.empty_like(rows[0])
-    numbers, lists = rule
-    if len(out):
-        tensors = [x.unsqueeze(0) for x in (*rows, out)]
-        blocks = *(x[None, None] for x in lists), *(None,) * 4
-        # No log-sum-exps; no lengths, pages, windows and sinks.
-        kernel(*tensors, None, scale, *(None,) * 8, blocks, ((numbers,), None), None, None)
-    return out
-
-
 def block_lists(numbers: Tensor, rows: int, group: int) -> tuple[Tensor, ...]:
     """List blocks of keys for each tile of rows, `group` of whose heads share keys, int32.
 
@@ -91,11 +70,11 @@ def block_lists(numbers: Tensor, rows: int, group: int) -> tuple[Tensor, ...]:
     begin, end = numbers
     full = ((begin <= first) & (end >= behind)).unflatten(1, (-1, KEYS)).all(2)
     some = ((begin < behind) & (end > first)).unflatten(1, (-1, KEYS)).any(2) & ~full
-    counts = (chosen.sum(1, dtype=torch.int32) for chosen in (some, full))
-    places = (
-        chosen.int().argsort(dim=1, descending=True, stable=True).int() for chosen in (some, full)
-    )
-    return tuple(x for pair in zip(counts, places, strict=True) for x in pair)
+    lists: list[Tensor] = []
+    for chosen in (some.int(), full.int()):
+        places = chosen.argsort(dim=1, descending=True, stable=True).int()
+        lists += chosen.sum(1, dtype=torch.int32), places
+    return tuple(lists)
 
 
 def gated_product(x: Tensor, weight: Tensor) -> Tensor:

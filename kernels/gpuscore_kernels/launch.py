@@ -1,4 +1,4 @@
-"""Choices for every launch of a Triton kernel: architecture, size of blocks, number of warps."""
+"""The architectures that Triton kernels are launched for."""
 
 import torch
 from torch import Tensor
@@ -20,13 +20,3 @@ def arch_of(tensor: Tensor) -> int:
     if not older:
         raise ValueError(f"sm_{major}{minor} is older than sm_{ARCHES[0]}, the oldest supported")
     return older[-1]
-
-
-def next_power_of_two(number: int) -> int:
-    """Smallest power of two that is at least `number`, which is at least 1."""
-    return 1 << (number - 1).bit_length()
-
-
-def row_warps(block: int) -> int:
-    """Warps of a program that holds `block` elements, 8 to 64 elements per thread."""
-    return min(16, max(1, block // 256))

@@ -1,4 +1,4 @@
-"""Functions of rows in plain torch: what the kernels of norms, gates and rotation are checked with.
+"""Norms, gates and rotation in plain torch; the kernels are checked against these functions.
 
 Each is float32 inside (float64 for float64) and rounds its result once, to the dtype of the
 weights. The residual stream is float32 beside weights in half precision.
@@ -13,11 +13,11 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class QkvHeads:
-    """QkvHeads of a QKV product, and how queries and keys are normed."""
+    """The heads of a QKV product, and the norms of queries and keys."""
 
     queries: int  # H; 0 if there are only keys and values
-    keys: int  # Hkv, of values too; 0 if there are only queries
-    q_norm: Tensor | None = None  # weight [D] of the norm of each head; both or neither
+    keys: int  # Hkv, also the number of value heads; 0 if there are only queries
+    q_norm: Tensor | None = None  # weight [D] of each head's norm; both are given or neither
     k_norm: Tensor | None = None
     eps: float = 0.0
     one_plus: bool = False  # Gemma's form

@@ -44,11 +44,9 @@ def test_a_batch_by_hand():
 def test_every_row_of_a_segment():
     segments = [
         Segment(int32([10, 11]), 0, 0, label_ids=int32([7, 8])),
-        Segment(
-            int32([12, 13, 14]), 4, 0, label_ids=int32([1, 2, 3]), rows=Rows.every(3), need_lse=True
-        ),
+        Segment(int32([12, 13, 14]), 4, 0, rows=Rows.every(int32([1, 2, 3])), need_lse=True),
         Segment(int32([15]), 0, 0),
-        Segment(int32([16]), 0, 0, label_ids=int32([9]), rows=Rows.every(1)),
+        Segment(int32([16]), 0, 0, rows=Rows.every(int32([9]))),
     ]
     batch = pack(segments, [Prefix(0, NO_PAGES)])
     assert batch.score_rows.tolist() == [1, 2, 3, 4, 6]

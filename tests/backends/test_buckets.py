@@ -15,7 +15,8 @@ from gpuscore.backends.torch.graph_launcher import GRAPH_WORDS
 from gpuscore.backends.torch.plan import GRAPH_TOKENS
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.extend_attention import TableBuilder, TileShape, list_words
+from gpuscore_kernels.extend_attention.table import TileShape, list_words
+from gpuscore_kernels.extend_attention.tiles import TableBuilder
 from support.slow import slow
 
 MOST = 4096

@@ -14,17 +14,13 @@ from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch import compiler, rows_in_c
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.config import ModelConfig
+from gpuscore.commands import doctor
+from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.row_functions import (
-    FORMATS,
-    AttentionFunctions,
-    DeltaFunctions,
-    RowFunctions,
-    find_prebuilt,
-    load,
-)
-from gpuscore_kernels.row_functions.build import LEVELS, build_ahead
+from gpuscore_kernels.row_functions.attention import AttentionFunctions
+from gpuscore_kernels.row_functions.build import FORMATS, LEVELS, build_ahead, find_prebuilt, load
+from gpuscore_kernels.row_functions.delta import DeltaFunctions
+from gpuscore_kernels.row_functions.functions import RowFunctions
 from support.models import random_ids, reference_logprobs
 from support.slow import slow
 
@@ -88,8 +84,7 @@ def test_a_defect_is_found_at_start(tiny_model, monkeypatch, owner, name, family
 def test_auto_leaves_small_models_alone(tiny_model):
     assert not plan_backend(tiny_model()[0], ModelConfig()).compile
     assert compiler.use_compiler("auto", CPU, torch.float32, ALL)
-    assert compiler.use_compiler("auto", CPU, torch.bfloat16, ALL)
-    assert not compiler.use_compiler("auto", CPU, torch.float32, 99_000_000)
+    assert not compiler.use_compiler("auto", CPU, torch.float32, 999_999)
     assert not compiler.use_compiler("off", CPU, torch.float32, ALL)
     assert compiler.use_compiler("on", CPU, torch.float32, 1)
 
@@ -123,9 +118,11 @@ def test_an_image_needs_no_compiler(tiny_model, monkeypatch, ahead, caplog):
     for compiled in (False, True):
         if compiled:
             monkeypatch.setenv("CC", "no-such-compiler")
-            for module in (compiler, rows_in_c):
+            for module in (compiler, rows_in_c, doctor):
                 monkeypatch.setattr(module, "find_prebuilt", partial(find_prebuilt, folder=ahead))
             assert compiler.use_compiler("auto", CPU, torch.float32, ALL)
+            found = doctor.examine(ModelConfig(device="cpu"), ServerConfig(port=0))
+            assert ("C compiler", "OK") in [(check.name, check.level) for check in found]
         with Scorer(str(directory), compile="on", dtype="float32") as scorer:
             result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
             logprobs.append(result.logprobs)

@@ -249,12 +249,10 @@ def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
     for start, stop in ((0, 40), (40, 63)):
         slots = page_slots(pages, start, stop, size) if stop < 63 else None
         labels = int32([*long[1:], 0][start:stop])
-        chunk = Segment(
-            int32(long[start:stop]), start, 0, -1, slots, labels, True, Rows.every(stop - start)
-        )
-        beside = Segment(
-            int32(short), 0, 1, -1, None, int32([*short[1:], 0]), True, Rows.every(len(short))
-        )
+        every = {"need_lse": True, "rows": Rows.every(labels)}
+        chunk = Segment(int32(long[start:stop]), start, 0, slots=slots, **every)
+        every["rows"] = Rows.every(int32([*short[1:], 0]))
+        beside = Segment(int32(short), 0, 1, **every)
         segments = [*item_segments([other], 0, 1, -1, LABELS[:1]), chunk, beside]
         batch = pack(segments, [Prefix(start, pages), Prefix(0, NO_PAGES)], num_top=1)
         scored.append(run(backend, batch))

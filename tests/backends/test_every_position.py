@@ -79,7 +79,9 @@ def test_as_transformers_in_chunks_packed_and_alone(engine, tiny_model, family):
         made = engine(family, max_batch_tokens=max_batch_tokens)
         positions = position_logprobs(made.score(request).result(60), request.label_ids)
         for prompt, label, best, best_ids in zip(
-            prompts, *map(split, (positions.label, positions.best, positions.best_ids)), strict=True
+            prompts,
+            *map(split, (positions.label, positions.top[:, 0], positions.top_ids[:, 0])),
+            strict=True,
         ):
             with torch.no_grad():
                 logits = model(torch.tensor([prompt])).logits[0]

@@ -171,7 +171,7 @@ INPUT, WEIGHTS = (*GROUP, "input_activations"), (*GROUP, "weights")
         ((*WEIGHTS, "strategy"), "group", "weights is 'int per group'; supported: int per channel"),
         ((*WEIGHTS, "dynamic"), True, "weights.dynamic is True; supported: false"),
         ((*INPUT, "symmetric"), False, "input_activations.symmetric is False"),
-        ((*INPUT, "strategy"), "tensor", "a dynamic scale per tensor.*requests of strangers"),
+        ((*INPUT, "strategy"), "tensor", "a dynamic scale per tensor.*other callers' requests"),
         ((*INPUT, "dynamic"), False, "input_activations is 'static per token'"),
         ((*INPUT, "type"), "float", "type is 'float'; supported: the type of the weights"),
         ((*INPUT, "surprise"), 1, "input_activations.surprise is 1; supported: no such key"),

@@ -18,10 +18,9 @@ from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import plan_items
 from gpuscore.errors import InvalidRequest
 from gpuscore.text import joining
-from gpuscore.text.candidates import Candidates, by_prompt, request_of
 from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.readouts import Candidates, by_prompt, request_of
 from gpuscore.text.score_input import PromptChecks, ScoreInput
-from gpuscore.types.request import Readouts
 from support.backends import needs_jax
 from support.models import random_ids
 
@@ -282,12 +281,9 @@ def a_row_too_early(monkeypatch):
 
     def shifted(*given):
         *rest, read = read_at(*given)
-        first, *rows = read.rows
-        moved = (np.maximum(own.places - 1, np.arange(len(own.places))) for own in rows)
-        early = [
-            own._replace(places=np.int32(places)) for own, places in zip(rows, moved, strict=True)
-        ]
-        return *rest, Readouts.of([first, *early])
+        first, *items = read.places
+        moved = (np.maximum(places - 1, np.arange(len(places))) for places in items)
+        return *rest, replace(read, places=(first, *map(np.int32, moved)))
 
     monkeypatch.setattr(joining, "read_at", shifted)
 

@@ -12,12 +12,13 @@ from gpuscore.backends.common import start_check as common
 from gpuscore.backends.torch import backend, start_check
 from gpuscore.backends.torch.attention.tiled import TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.layers import gated, norm_and_rotate, rms_norm
+from gpuscore.backends.torch.layers import norm_and_rotate
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import page_slots, visible_rows
 from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.extend_attention.table import NUM_PACKED
+from gpuscore_kernels.reference import gated, rms_norm
 from support.backends import needs_jax
 from support.slow import slow
 

@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +20,7 @@ def groups_of(texts, limits=None, cut=0, **backend):
     with fake_model(limits=limits, **backend) as model:
         builder = model.prompts.builder
         builder.backend = replace(builder.backend, deterministic_chunk=cut)
-        groups = list(grouped(rows, SimpleNamespace(model=model)))
+        groups = list(grouped(rows, model))
     assert sorted(row for group in groups for row in group) == sorted(rows)
     return sorted(sorted(row.place for row in group) for group in groups)
 

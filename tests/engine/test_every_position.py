@@ -9,8 +9,8 @@ from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
-from gpuscore.types.batch import NO_TOKENS, Rows
-from gpuscore.types.request import Readouts, ScoreRequest, ScoreResult, Timings
+from gpuscore.types.batch import NO_TOKENS
+from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 from support.batches import every_token
 from support.stepped_runner import run, submit
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
@@ -203,11 +203,11 @@ def test_greedy_is_exactly_the_best_token():
     tops = (best_ids[:, None], best[:, None])
     result = ScoreResult((logits,), lse, *tops, 5, Timings(0, 0, 0))
     positions = position_logprobs(result, [labels])
-    assert (positions.label == positions.best).tolist() == [True, True, False, False, False]
-    assert (positions.label <= positions.best).all()
-    assert (positions.best <= 0).all()
+    assert (positions.label == positions.top[:, 0]).tolist() == [True, True, False, False, False]
+    assert (positions.label <= positions.top[:, 0]).all()
+    assert (positions.top[:, 0] <= 0).all()
     np.testing.assert_allclose(positions.label, [-4, -3, -3, -2, 0], atol=1e-6)
-    np.testing.assert_allclose(positions.best, best - lse, atol=1e-6)
+    np.testing.assert_allclose(positions.top[:, 0], best - lse, atol=1e-6)
 
 
 def test_a_token_is_among_the_best_exactly_if_its_number_is():
@@ -229,13 +229,13 @@ def test_a_request_that_does_not_hold_together():
         replace(request, label_ids=request.label_ids[::-1])
     ids, read = request.item_ids[0], request.readouts
     with pytest.raises(ValueError, match="an entry for the query"):
-        replace(request, readouts=Readouts.of(read.rows[1:]))
+        replace(request, readouts=replace(read, counts=read.counts[1:]))
     with pytest.raises(ValueError, match="21 top tokens"):
         replace(request, num_top=21)
     for places in ([0, 1, 3], [1, 0, 2], [0, 0, 1], [-1, 0, 1], [0, 1]):
-        rows = Rows(np.array(places, np.int32), read.counts[1])
+        others = (read.places[0], np.array(places, np.int32), read.places[2])
         with pytest.raises(ValueError, match="ascending order"):
-            replace(request, readouts=Readouts.of([read.rows[0], rows, read.rows[2]]))
+            replace(request, readouts=replace(read, places=others))
     assert replace(request, query_ids=ids).num_rows == 7
     rows = every_token(request.item_ids, ids)
     assert replace(request, query_ids=ids, readouts=rows).num_rows == 10

@@ -14,7 +14,7 @@ from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import plan_items
 from gpuscore.errors import InsufficientMemory
 from gpuscore.types.request import LabelTrie, ScoreRequest, most_tokens
-from gpuscore.types.results import label_logprobs, label_mass, label_scores, per_token
+from gpuscore.types.results import label_logprobs, label_mass, label_scores
 from support.slow import slow
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
@@ -100,7 +100,7 @@ def test_sums_of_log_probabilities(max_tokens, count, chunk):
         assert logprobs.std() > 1
         got = label_logprobs(result)
         np.testing.assert_allclose(got, logprobs, atol=1e-3, rtol=0)
-        scores = label_scores(per_token(result, request.trie), apply_softmax=False)
+        scores = label_scores(result, apply_softmax=False, lengths=request.trie.lengths)
         lengths = [*map(len, LABELS)]
         np.testing.assert_allclose(scores, np.exp(logprobs / lengths), rtol=1e-3)
 

@@ -184,7 +184,7 @@ class Launches:
     ) -> None:
         """Launch through the product's cache; it must find the code that Triton finds."""
         if id(launch) not in self.launches:
-            launch.forget()  # code of another device
+            forget(launch)  # code of another device
             self.launches[id(launch)] = launch
         log = self.log
         log.tensors, log.launched = list(tensors), ""
@@ -207,7 +207,12 @@ class Launches:
         for function in self.functions.values():
             function.device_caches.clear()
         for launch in self.launches.values():
-            launch.forget()
+            forget(launch)
+
+
+def forget(launch: CachedLaunch) -> None:
+    launch.codes.clear()
+    launch._latest, launch._driver = cached_launch._NEVER, None
 
 
 @contextmanager

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from gpuscore.backends.torch.compiler import cc
-from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
+from gpuscore.backends.torch.layers import norm_and_rotate
 from gpuscore.backends.torch.linear import scaled, unsigned
 from gpuscore_kernels.quantized import EPS
-from gpuscore_kernels.reference import QkvHeads
-from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
-from gpuscore_kernels.row_functions.build import FILES
+from gpuscore_kernels.reference import QkvHeads, add_and_norm, gated, rms_norm
+from gpuscore_kernels.row_functions.build import FILES, BuildError, build
+from gpuscore_kernels.row_functions.functions import RowFunctions
 
 # Half a step of the format, of numbers up to about 8; sums differ by their order.
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-2, torch.float16: 5e-3}

@@ -85,7 +85,7 @@ class TestText:
         """The default of a model without a tokenizer is random ids."""
         bare = tmp_path / "bare"
         shutil.copytree(DEMO, bare, ignore=shutil.ignore_patterns("tokenizer*"))
-        for model, said in ((DEMO, "--workload text has"), (bare, "must be from 0 to")):
+        for model, said in ((DEMO, "--workload text are fixed"), (bare, "must be from 0 to")):
             assert main(["parity", "run", str(model), "--seed", "-1", "--device", "cpu"]) == 78
             assert said in capsys.readouterr().err
 

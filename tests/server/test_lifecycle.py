@@ -38,7 +38,7 @@ def test_models(client, model):
 def test_a_port_in_use(client):
     config = ServerConfig(port=client.base_url.port)
     with pytest.raises(
-        ConfigError, match="cannot bind --host 127.0.0.1 --port .*in use.*; name .* PORT="
+        ConfigError, match="cannot bind --host 127.0.0.1 --port .*in use.*; choose .* PORT="
     ):
         serve([(ServedModel("m"), pytest.fail)], config, ApiKeys([]), announce=pytest.fail)
 

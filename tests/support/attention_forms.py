@@ -8,8 +8,8 @@ import torch
 
 from gpuscore.backends.torch.compiler import Function, cc
 from gpuscore_kernels.extend_attention.reference import extend_attention
-from gpuscore_kernels.row_functions import AttentionFunctions, load
-from gpuscore_kernels.row_functions.build import LEVELS, SOURCES, compile_library
+from gpuscore_kernels.row_functions.attention import AttentionFunctions
+from gpuscore_kernels.row_functions.build import LEVELS, SOURCES, compile_library, load
 
 # Machines that the C code is compiled for: the levels of an image, the oldest CPU and this one.
 MACHINES = ("native", *LEVELS, "x86-64")

@@ -50,7 +50,7 @@ def item_segments(
 
 def every_token(items: Sequence[Sequence[int]], query_labels: Sequence[int] = ()) -> Readouts:
     """Return read-outs of every token of these items, each for one label."""
-    return Readouts.of([*map(Rows.every, map(len, (query_labels, *items)))], int32(query_labels))
+    return Readouts.of([Rows.every(int32(ids)) for ids in (query_labels, *items)])
 
 
 def in_one_batch(
@@ -97,9 +97,7 @@ def random_batch(rng: np.random.Generator, num_slots: int, page_size: int) -> Pa
         segments += item_segments(items, cached + query_len, request, parent, [1])
         segments += continuations(rng, segments, len(items))
     segments = [
-        replace(s, rows=Rows.every(len(s.token_ids)), label_ids=s.token_ids)
-        if len(s.label_ids) and rng.random() < 0.3
-        else s
+        replace(s, rows=Rows.every(s.token_ids)) if len(s.label_ids) and rng.random() < 0.3 else s
         for s in segments
     ]
     return pack(_reordered(segments, preorder(rng, [s.parent for s in segments])), prefixes)

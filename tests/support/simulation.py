@@ -166,10 +166,13 @@ class World:
 
     @staticmethod
     def _some_rows(tokens: np.ndarray, labels: int = 0) -> Rows:
-        """Return the rows of a third of the tokens and of the last one, with 1 or 2 labels each."""
+        """Return the rows of a third of the tokens and of the last one, with 1 or 2 labels each,
+        which depend on the token alone."""
         places = np.append(np.flatnonzero(tokens[:-1] % 3 == 0), len(tokens) - 1).astype(np.int32)
         counts = tokens[places] % 2 + 1
-        return Rows(places, np.full_like(counts, labels) if labels else counts)
+        counts = np.full_like(counts, labels) if labels else counts
+        ids = np.repeat(tokens[places], counts) + np.arange(counts.sum(), dtype=np.int32)
+        return Rows(places, counts, ids)
 
     def _read(self, query: np.ndarray, items: list[np.ndarray]) -> tuple:
         """Return query, items, labels and read-outs of a request for several tokens of an item.
@@ -189,11 +192,7 @@ class World:
             query_labels = np.append(query[1:], items[0][:1])[: len(asked)]
             return query, items, labels, every_token(items, query_labels)
         rows = [self._some_rows(run) if len(run) else NO_ROWS for run in (asked, *items)]
-        query_labels, *labels = (
-            np.repeat(run[own.places], own.counts) + np.arange(own.counts.sum(), dtype=np.int32)
-            for run, own in zip((asked, *items), rows, strict=True)
-        )
-        return query, items, labels, Readouts.of(rows, query_labels)
+        return query, items, [own.labels for own in rows[1:]], Readouts.of(rows)
 
     def _trie(self) -> LabelTrie | None:
         """Return labels of a few different tokens, which share beginnings; None in some requests.

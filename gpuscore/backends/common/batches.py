@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,19 +19,19 @@ def warmup_batches(
 ) -> Iterator[PackedBatch]:
     """Yield small batches of token 0, one for every layout.
 
-    The layouts are: a query that fills a page; items on that page; a query with items in the same
-    batch; and each number of scored rows in `rows`. The last runs three times, because the label
-    head has a kernel each for several, one and no most probable tokens.
+    The layouts are: a query that fills a page; items after that page; a query with items in the
+    same batch; and each number of scored rows in `rows`. Each of the last is yielded three times:
+    the label head has different kernels for several, one and no most probable tokens.
     """
     size = min(max_tokens, SMALL)
-    yield _batch([size], _Results(1), page_size, kept=min(page_size, size))
+    yield _batch([size], page_size, kept=min(page_size, size))
     if size >= 4:
         items = [size // 4] * 3
-        yield _batch(items, _Results(2), page_size, cached=page_size)
-        yield _batch(items, _Results(2), page_size, parents=[-1, 0, 0])
+        yield _batch(items, page_size, scored=2, cached=page_size)
+        yield _batch(items, page_size, scored=2, parents=[-1, 0, 0])
     for num_top, count in product((MAX_TOP, 1, 0), rows):
         items = [1] * min(count, max_tokens)
-        yield _batch(items, _Results(len(items), num_top=num_top), page_size)
+        yield _batch(items, page_size, scored=len(items), num_top=num_top)
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
@@ -56,16 +55,15 @@ def _full_batches(
     """
     cached, prompt_end = prompt
     items = [1] * max_tokens
-    results = _Results(max_tokens, labels=-(-LABELS // max_tokens))
-    yield _batch(items, results, page_size, cached=prefix)
-    results = _Results(1, every_row=True)
-    yield _batch([prompt_end], results, page_size, cached=cached, kept=prompt_end)
+    labels = -(-LABELS // max_tokens)
+    yield _batch(items, page_size, scored=max_tokens, labels=labels, cached=prefix)
+    yield _batch([prompt_end], page_size, every_row=True, cached=cached, kept=prompt_end)
 
 
 def largest_in_parts(
     max_tokens: int, max_model_len: int, page_size: int
 ) -> list[Iterator[PackedBatch]]:
-    """Return batches whose peaks add up to at least the peak of `largest_batches`, in less time.
+    """Return parts whose peaks add up to at least that of `largest_batches`, but run faster.
 
     The first part has full batches after few cached keys, the second has few rows after the longest
     prefix. This is enough, because memory grows with the number of rows or with the number of keys,
@@ -76,40 +74,31 @@ def largest_in_parts(
         return [largest_batches(max_tokens, max_model_len, page_size)]
     full = _full_batches(max_tokens, SOME_KEYS, (SOME_KEYS, max_tokens), page_size)
     cached = max_model_len - 1
-    items = _batch([1] * FEW_ROWS, _Results(FEW_ROWS), page_size, cached=cached)
+    items = _batch([1] * FEW_ROWS, page_size, scored=FEW_ROWS, cached=cached)
     return [full, iter([items])]
-
-
-class _Results(NamedTuple):
-    """The results that a batch computes, besides the log-sum-exp.
-
-    Attributes:
-        scored: number of scored segments, which are the last ones.
-        labels: number of labels of each scored row.
-        every_row: if true, each row of the scored segments is scored, for one label.
-        num_top: number of most probable tokens.
-    """
-
-    scored: int
-    labels: int = 1
-    every_row: bool = False
-    num_top: int = MAX_TOP
 
 
 def _batch(
     lengths: Sequence[int],
-    results: _Results,
     page_size: int,
     *,
+    scored: int = 1,
+    labels: int = 1,
+    every_row: bool = False,
+    num_top: int = MAX_TOP,
     parents: Sequence[int] | None = None,
     cached: int = 0,
     kept: int = 0,
 ) -> PackedBatch:
-    """Build a batch of one request on page 0 and state 0.
+    """Build a batch of one request on page 0 and state 0, with the log-sum-exp of its rows.
 
     Args:
         lengths: tokens of each segment.
         page_size: tokens of a page.
+        scored: number of scored segments, which are the last ones.
+        labels: number of labels of each scored row.
+        every_row: each row of the segments is scored, for one label.
+        num_top: number of most probable tokens.
         parents: the parent of each segment, or -1; None = all -1.
         cached: length of the cached prefix.
         kept: number of tokens of the first segment whose keys are stored, in slots of page 0.
@@ -117,8 +106,7 @@ def _batch(
     segments = []
     for index, length in enumerate(lengths):
         parent = -1 if parents is None else parents[index]
-        is_scored = index >= len(lengths) - results.scored
-        num_labels = length if results.every_row else results.labels
+        is_scored = index >= len(lengths) - scored
         segments.append(
             Segment(
                 _zeros(length),
@@ -126,14 +114,14 @@ def _batch(
                 prefix=0,
                 parent=parent,
                 slots=_slots(length, kept, page_size) if kept and index == 0 else None,
-                label_ids=_zeros(num_labels if is_scored else 0),
-                rows=Rows.every(length) if results.every_row else None,
+                label_ids=_zeros(labels if is_scored else 0),
+                rows=Rows.every(_zeros(length)) if every_row else None,
                 need_lse=True,
                 states=((length, 0),) if kept and index == 0 else (),
             )
         )
     prefix = Prefix(cached, _zeros(-(-cached // page_size)), 0 if cached else -1)
-    return pack(segments, [prefix], num_top=results.num_top)
+    return pack(segments, [prefix], num_top=num_top)
 
 
 def _zeros(count: int) -> Int32Array:

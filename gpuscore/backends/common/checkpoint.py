@@ -21,7 +21,7 @@ from gpuscore.models.files import as_object, is_file, read_object, shown
 # Buffers that old checkpoints contain. They are computed here, not read.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 CAUSAL_HEAD = "lm_head.weight"  # not read if an adapter brings a classification head
-_FORMATS = ("BF16", "F16", "F32", "F64")
+_FORMATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _QUANTISED = {"int8": "I8", "fp8": "F8_E4M3"}
 
 
@@ -101,7 +101,7 @@ class CheckpointFiles:
         return self._read(part, name)
 
     def _read(self, part: str, name: str) -> Any:
-        """Read this shard of a tensor, and no more of it."""
+        """Read only this shard of a tensor; add the adapter's change, if any."""
         file = self._file_of[name]
         shard_slice = self._shard.slice_of(part, self.architecture.config, self.shapes[part][0])
         if shard_slice is None:
@@ -166,7 +166,7 @@ class CheckpointFiles:
             self._check_quantised(part, name, scale, stored.get_dtype())
         elif stored.get_dtype() not in _FORMATS:
             raise ConfigError(
-                f"tensor {name} is {stored.get_dtype()}; supported: bfloat16, float16, float32"
+                f"tensor {name} is {stored.get_dtype()}; supported: {', '.join(_FORMATS.values())}"
             )
 
     def _check_quantised(self, part: str, name: str, scale: str, dtype: str) -> None:
@@ -190,8 +190,8 @@ class CheckpointFiles:
         dtype = stored.get_dtype()
         if shape not in shapes or dtype not in _FORMATS:
             raise ConfigError(
-                f"tensor {name} is {dtype} {list(shape)}; supported: bfloat16, float16 or float32 "
-                f"of shape {' or '.join(str(list(allowed)) for allowed in shapes)}"
+                f"tensor {name} is {dtype} {list(shape)}; supported: {', '.join(_FORMATS.values())}"
+                f" of shape {' or '.join(str(list(allowed)) for allowed in shapes)}"
             )
 
     def refuse_left_over(self, tied: str | None) -> None:
@@ -259,7 +259,7 @@ def _required(architecture: Architecture) -> Iterator[tuple[str, str]]:
 
 
 class _Renamed:
-    """An open file whose tensors have other names for the reader.
+    """An open file whose tensors are read by other names.
 
     Args:
         file: the file.

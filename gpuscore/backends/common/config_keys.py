@@ -145,8 +145,8 @@ KEYS: Mapping[str, Keys] = {
     for name, (model_type, used, no_effect) in _FAMILIES.items()
 }
 
-# What transformers takes for a key that is absent, where that is neither what null means nor the
-# default of `hf_config`. A file without the key is read as if these were in it.
+# transformers' values of absent keys, if they are neither what null means nor the defaults of
+# `hf_config`. A file without a key is read as if it had this value.
 _WINDOW_LENGTH = {"sliding_window": 4096}
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "Qwen2": {"num_key_value_heads": 32, **_WINDOW_LENGTH},

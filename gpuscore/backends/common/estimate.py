@@ -1,4 +1,4 @@
-"""The memory of a model on a CUDA device that need not be here, from config.json alone."""
+"""Estimates the memory of a model on a CUDA device, which need not be here, by config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Read a Hugging Face config.json into the fields that the decoder needs; refuse the rest."""
+"""Reads a Hugging Face config.json into the fields that the decoder needs; refuses the rest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -68,7 +68,7 @@ class DecoderConfig:
     output_gate: bool = False  # attention's output times the sigmoid of a projection
     activation: Literal["silu", "gelu_tanh"] = "silu"
     embed_scale: float = 1.0
-    stream_divisor: float = 1.0  # of the residual stream in front of all layers
+    stream_divisor: float = 1.0  # divides the scaled embeddings, the first residual stream
     logits_divisor: float = 1.0  # a power of two; the final norm's weight is divided by it
     attention_softcap: float | None = None
     final_softcap: float | None = None
@@ -160,16 +160,16 @@ def decoder_config(
 
 
 def _with_yarn(config: DecoderConfig) -> DecoderConfig:
-    """Return the configuration with YaRN's length, and its factor of cos and sin in the scores.
+    """Return the configuration with YaRN's length, and its factor moved into the attention scale.
 
-    Both queries and keys have that factor, so the scores have its square.
+    YaRN multiplies cos and sin of both queries and keys by it, so the scores get its square.
     """
     scaling = config.rope.scaling
     if not isinstance(scaling, YarnRope):
         return config
     if config.window_rope is not None or config.rotary_dim is not None:
         raise ConfigError(
-            f"config.json: rope_type is 'yarn', which {config.architecture} is not served with: "
+            f"config.json: rope_type 'yarn' is not supported for {config.architecture}, because "
             "its factor of cos and sin would reach only a part of the numbers"
         )
     return replace(
@@ -195,11 +195,11 @@ def _check_layer_types(raw: RawConfig, config: DecoderConfig) -> None:
 
 
 def layer_windows(raw: RawConfig, by_default: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """The sliding window of each layer.
+    """Return the sliding window of each layer; None = it has none.
 
     Args:
         raw: `layer_types` says which layers have one, `sliding_window` how long it is.
-        by_default: called with a layer's number if `layer_types` is absent; true = it has one.
+        by_default: if `layer_types` is absent, says whether the layer of a number has one.
     """
     num_layers = raw.integer("num_hidden_layers")
     kinds = raw.get("layer_types")
@@ -215,18 +215,18 @@ def layer_windows(raw: RawConfig, by_default: Callable[[int], bool]) -> tuple[in
 
 
 def every_layer(raw: RawConfig, windowed: bool) -> tuple[int | None, ...]:
-    """The sliding window of each layer in architectures whose layers are all alike."""
+    """Return the sliding window of each layer, which is the same in all layers."""
     window = raw.integer("sliding_window") if windowed else None
     return (window,) * raw.integer("num_hidden_layers")
 
 
 def upper_layer_windows(raw: RawConfig) -> tuple[int | None, ...]:
-    """Qwen's rule: with `use_sliding_window`, layers from `max_window_layers` on have a window."""
+    """As Qwen does: with `use_sliding_window`, layers from `max_window_layers` on have a window."""
     in_use = raw.flag("use_sliding_window")
     windows = layer_windows(raw, lambda i: in_use and i >= _window_start(raw))
     if any(windows) and not in_use:
         raise ConfigError(
-            "config.json: layer_types asks for a sliding window and use_sliding_window is false; "
+            "config.json: layer_types has a sliding window, but use_sliding_window is false; "
             "supported: both or neither"
         )
     return windows

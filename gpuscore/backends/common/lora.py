@@ -72,11 +72,11 @@ class LoraAdapter:
 
     @property
     def whole(self) -> dict[str, str]:
-        """The adapter's names of the weights that it has in place of the base model's."""
+        """The adapter's names of the whole weights that replace the base model's."""
         return {name: keys["whole"] for name, keys in self._keys.items() if "whole" in keys}
 
     def change(self, name: str, wide: Any) -> Any | None:
-        """Return scale * B A in the shape of the weight, float32; None if it does not change it.
+        """Return scale * B A in the shape of the weight, float32; None = the weight stays as it is.
 
         Args:
             name: the checkpoint's name of the weight.

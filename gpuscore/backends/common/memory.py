@@ -9,10 +9,10 @@ from typing import Protocol
 from gpuscore.system.heap import trim
 
 _RESET_PEAK = "5"  # resets VmHWM, see proc_pid_clear_refs(5)
-# Upper bound of the memory that batches of other sizes take beyond the measured ones, in pieces
-# between blocks in use. Where glibc gives large blocks back, pieces took as much as the measured
-# batches, and never over 150 MiB. Since they are kept, other sizes took 46 MiB more than the 332
-# that were measured, 132 more than 293, and 23 more than 400 (bench/LOG.md).
+# Upper bound of what batches of other sizes take beyond the measured ones, because the memory is
+# fragmented. While glibc returned large blocks, this was as much as the measured batches, but never
+# over 150 MiB. Since they are kept, it was 46 MiB beyond 332, 132 beyond 293 and 23 beyond 400
+# (bench/LOG.md).
 _FRAGMENTS = 3 * 2**26
 # Limit, use and statistics of a container's memory: cgroup v2, then v1.
 _CGROUP_FILES = (

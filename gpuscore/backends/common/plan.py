@@ -197,7 +197,7 @@ def plan_pages(
     max_len: int,
     dtype: str,
     device: str,
-    again: int,
+    recomputed: int,
 ) -> PagePlan:
     """Plan the KV pages.
 
@@ -207,7 +207,7 @@ def plan_pages(
         max_len: tokens of the longest prompt.
         dtype: the dtype of keys and values.
         device: kind of device.
-        again: most tokens of a query that are computed again for a long item.
+        recomputed: most tokens of a query that are computed again for a long item.
 
     Raises:
         ConfigError: two settings size the KV cache.
@@ -215,7 +215,7 @@ def plan_pages(
     if settings.kv_cache_size is not None and settings.memory_fraction is not None:
         raise ConfigError("--kv-cache-size and --memory-fraction both size the KV cache; set one")
     size = PAGE_SIZE[device]
-    needed = -(-max_len // size) + max(1, again // size)
+    needed = -(-max_len // size) + max(1, recomputed // size)
     state = bytes_per_state(config, ITEM_SIZE[dtype])
     num_states = min(MOST_STATES, max(LEAST_STATES, STATE_BYTES // state)) if state else 0
     return PagePlan(
@@ -250,7 +250,7 @@ def plan_rank(
     shard: Shard,
     computes: Callable[[str], bool],
     why_not_int8: Callable[[], str | None],
-    again: int = 0,
+    recomputed: int = 0,
 ) -> RankPlan:
     """Plan what one rank loads.
 
@@ -261,7 +261,7 @@ def plan_rank(
         shard: the rank's part of the model.
         computes: see `choose_dtype`.
         why_not_int8: see `choose_precision`.
-        again: see `plan_pages`.
+        recomputed: see `plan_pages`.
 
     Raises:
         ConfigError: the model or a setting is not supported.
@@ -275,5 +275,7 @@ def plan_rank(
     refuse_with_states(whole, settings, precision)
     weight_bytes = count_weight_bytes(part, ITEM_SIZE[dtype], precision)
     rank_settings = settings_of_a_rank(settings, kind)
-    pages = plan_pages(part, rank_settings, max_len=max_len, dtype=dtype, device=kind, again=again)
+    pages = plan_pages(
+        part, rank_settings, max_len=max_len, dtype=dtype, device=kind, recomputed=recomputed
+    )
     return RankPlan(part, dtype, precision, max_len, weight_bytes, pages=pages)

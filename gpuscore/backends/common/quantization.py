@@ -1,8 +1,7 @@
 """Eight-bit linear layers: a checkpoint's own formats, and the choice of what is computed.
 
 `read_storage` reads `quantization_config` and refuses, by name, every format that would not be
-computed as the checkpoint's makers
-meant. The files tell which layers are quantised: their weights have a scale beside them.
+computed as the checkpoint's makers meant. Quantised layers have a scale beside their weight.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,7 +61,7 @@ def read_storage(fields: Mapping[str, Any]) -> Storage | None:
         fields: the fields of config.json.
 
     Raises:
-        ConfigError: the format is not supported, or would tie scores to other requests.
+        ConfigError: the format is not supported, or scores would depend on other requests.
     """
     sections = {
         name: fields[name]
@@ -106,8 +105,8 @@ def choose_precision(quantization: str, storage: Storage | None, why_not: WhyNot
         return "full"
     if quantization == "w8a16" or storage.activations is None or storage.weights == "fp8":
         return "w8a16"
-    # A checkpoint of INT8 is refused where it cannot be computed as it was made to be: with
-    # --quantization w8a16 its activations are not rounded, which is a choice of other scores.
+    # An INT8 checkpoint is refused where INT8 cannot be computed: w8a16 does not round activations,
+    # so scores differ, and the user must choose that.
     if (reason := why_not()) is not None:
         raise ConfigError(
             f"--quantization auto: the checkpoint is quantised to {storage.weights}: {reason}; "
@@ -127,7 +126,7 @@ def described(precision: Precision, storage: Storage | None) -> str:
     return f"{storage.weights.upper()} in the checkpoint, {computed}"
 
 
-# Keys that say nothing about the numbers, or whose only supported value is named.
+# Keys that do not change the numbers, or that were checked before.
 _IGNORED = frozenset({"ignore", "global_compression_ratio", "version", "quant_method"})
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized")
 
@@ -216,8 +215,8 @@ def _activations(
         _refuse(
             where,
             "a dynamic scale per tensor",
-            "dynamic per token, or static: a scale of a whole batch depends on the requests of "
-            "strangers",
+            "dynamic per token, or static: a scale of a whole batch depends on other callers' "
+            "requests",
         )
     if dynamic is True and strategy == "token":
         return "token"

@@ -94,7 +94,7 @@ def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 1000
     if len(ropes) > 1 and ropes[0] != ropes[1]:
         raise ConfigError(
             "config.json: rope_parameters and rope_scaling differ, and transformers would take the "
-            "latter; supported: one of them, or both alike"
+            "latter; supported: one of them, or equal values"
         )
     return ropes[0] if ropes else Rope(raw.number("rope_theta", theta))
 

@@ -1,7 +1,7 @@
 """A rank's part of a model under `--tensor-parallel`: its heads, inner columns and vocabulary rows.
 
-The division is Megatron-LM's (Shoeybi et al., 2019): the outputs of the first product of attention
-and MLP are divided, and so the inputs of the second, whose results the ranks add up.
+The division is Megatron-LM's (Shoeybi et al., 2019). In attention and MLP, a rank computes a part
+of the first product's outputs, multiplies it by the second weight, and the ranks add the results.
 """
 
 from collections.abc import Iterator
@@ -68,12 +68,12 @@ class Shard:
         )
 
     def slice_of(self, part: str, model: DecoderConfig, rows: int) -> ShardSlice | None:
-        """Return the slices of a part of the whole model that this rank reads; None = all of it.
+        """Return the slice of a tensor that this rank reads; None = all of it.
 
         Args:
-            part: named as in the weight tables.
+            part: the tensor, named as in the weight tables.
             model: the whole model.
-            rows: the number of rows of the part.
+            rows: the number of rows of the tensor.
         """
         if self.ranks == 1:
             return None
@@ -90,7 +90,7 @@ class Shard:
                 owned = self._inner(model, experts)
             case "tokens" if part == "embed" or model.classes is None:
                 owned = self.range_of(rows)
-            case _:  # the few rows of a head over classes too
+            case _:  # all ranks read norms, routers and the few rows of a head over classes
                 return None
         return ShardSlice(0, owned.start, owned.stop)
 
@@ -118,7 +118,7 @@ ALL = Shard()  # the whole model
 
 
 def settings_of_a_rank(config: ModelConfig, device: str) -> ModelConfig:
-    """Return the settings with a rank's part of the KV cache, which is given for a whole device.
+    """Return the settings with a rank's part of `kv_cache_size`, which is for a whole device.
 
     On a GPU each rank has a device of its own; a CPU is shared.
     """
@@ -130,7 +130,7 @@ def settings_of_a_rank(config: ModelConfig, device: str) -> ModelConfig:
 
 
 def refuse_with_ranks(config: ModelConfig) -> None:
-    """Raise ConfigError for a setting that `--tensor-parallel` does not support beside it."""
+    """Raise ConfigError for a setting that is not supported with `--tensor-parallel`."""
     for reason in _unsupported(config) if config.tensor_parallel > 1 else ():
         raise ConfigError(f"--tensor-parallel {config.tensor_parallel}: {reason}")
 
@@ -168,10 +168,10 @@ def _why_not(model: DecoderConfig, ranks: int) -> str | None:
         return f"the model's {heads} attention heads cannot be divided equally"
     if kv_heads % ranks and ranks % kv_heads:
         return (
-            f"the model's {kv_heads} KV heads can neither be divided equally, nor be shared by "
-            "equally many ranks each"
+            f"the model's {kv_heads} KV heads cannot be divided equally, and an equal number of "
+            "ranks cannot share each"
         )
     inner = model.mixture.intermediate_size if model.mixture else model.intermediate_size
     if min(model.vocab_size, model.intermediate_size, inner) < ranks:
-        return f"the model has {inner} inner columns and {model.vocab_size} tokens"
+        return f"the model has only {inner} inner columns and {model.vocab_size} tokens"
     return None

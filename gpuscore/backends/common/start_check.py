@@ -15,7 +15,6 @@ import numpy as np
 
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import (
-    NO_TOKENS,
     Float64Array,
     Int32Array,
     PackedBatch,
@@ -34,14 +33,14 @@ Run: TypeAlias = Callable[[PackedBatch], RowScores]
 
 
 class Tree(NamedTuple):
-    """A request: the length of each segment, and its parent segment; -1 = it has no parent."""
+    """A request: the length of each segment, and the index of its parent; -1 = no parent."""
 
     lengths: Sequence[int]
     parents: Sequence[int]
 
 
-# First a query with items, one of which has a label of 3 tokens. Then a query that is computed
-# before its items, in two chunks, of which the first has CHUNK tokens.
+# In the first, a query has items, and one item has a label of 3 tokens. In the second, the query is
+# computed before its items, in two chunks; the first chunk has CHUNK tokens.
 TREES = (
     Tree((37, 1, 9, 33, 70, 20, 3), (-1, 0, 0, 0, 0, 0, 5)),
     Tree((150, 1, 30, 16), (-1, 0, 0, 0)),
@@ -49,15 +48,15 @@ TREES = (
 CHUNK = 93
 ALONE = 2  # the segment of the item that is scored alone: the label head has a kernel for few rows
 # FlashInfer skips tiles of keys that no item can see. On Hopper its tiles have up to 192 rows and
-# 96 keys, so these items without a query are enough for it to skip some.
+# 96 keys, so it skips some for these items without a query.
 WITHOUT_QUERY = Tree((60,) * 6, (-1,) * 6)
 
 ABSOLUTE = 1e-4  # error that is always allowed, in standard deviations of the labels' logits
 IN_EIGHT_BITS = 5e-2  # the same for kernels that round activations to eight bits
 LEAST_SPREAD = 1e-2  # lower bound of that standard deviation, as a fraction of the largest score
 FACTOR = 3.0  # in half precision, this multiple of the reference's rounding error is added
-# This fraction of the rows must agree. Rounding can choose other experts for the others, or turn
-# their activations into other integers.
+# This fraction of the rows must agree. In the others, rounding may choose different experts, or
+# different integers for activations.
 MOST_ROWS = 0.8
 
 
@@ -136,10 +135,9 @@ class KnownRequests:
                     slots=page_slots(self.pages, start, stop, self._page_size)
                     if is_cached
                     else None,
-                    label_ids=self._labels[tree][first + start : first + stop]
+                    rows=Rows.every(self._labels[tree][first + start : first + stop])
                     if scored
-                    else NO_TOKENS,
-                    rows=Rows.every(stop - start) if scored else None,
+                    else None,
                     need_lse=True,
                     states=((stop - start, 0),) if is_cached else (),
                 )

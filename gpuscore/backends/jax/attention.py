@@ -1,9 +1,9 @@
 """The mask rule (`gpuscore.types.batch.visible_rows`) in plain XLA, over tiles of rows.
 
 A tile attends to the cached prefixes of its rows, then to rows of the same batch, in one running
-softmax in float32. The keys that a tile reads are bounds of loops (`layout.Bounds`), so one
-compiled program serves all lengths, and blocks that no row of a tile sees are not computed. Within
-a block, visibility is a comparison of numbers that belong to rows and keys; no mask is stored.
+softmax in float32. The lengths of sequences are bounds of loops (`layout.Bounds`), so one compiled
+program serves all lengths, and blocks that no row of a tile sees are not computed. Within a block,
+numbers of rows and keys are compared to find which keys a row sees; no mask is stored.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Attention:
 
     @property
     def margin(self) -> int:
-        """Rows before the first one, and after the last one, of a batch's keys and values."""
+        """The number of unused rows before, and after, a batch's keys and values."""
         return self.tiling.batch_keys
 
 
@@ -73,7 +73,7 @@ class Attend(Protocol):
             q: [T, columns], in the order of the tiles; the output may take its memory.
 
         Returns:
-            [T, columns]; rows after the last tile with a chosen row hold anything finite.
+            [T, columns]; rows after the last tile with a chosen row hold arbitrary finite numbers.
         """
 
 
@@ -156,7 +156,7 @@ def as_type(x: Array, dtype: jnp.dtype) -> Array:
 
 
 def batch_pass(attention: Attention, tile: Tile, keys: LayerKeys, state: Softmax) -> Softmax:
-    """Attend to rows of the batch: ancestors of the row's segment, and the row's own up to it."""
+    """Attend to rows of the batch: ancestors of a row's segment, then its segment up to the row."""
     step = attention.tiling.batch_keys
     rows = tile.rows
     tables = attention.tables

@@ -44,8 +44,8 @@ from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 logger = logging.getLogger(__name__)
 
 COMPILERS = 4  # threads that compile programs
-CHECKED = 512  # the check at start runs a program for at least so many tokens
-WORTH_IT = 1.05  # if so many times the pages would fit, the largest program is compiled again
+CHECKED = 512  # the start check runs a program for at least so many tokens
+WORTH_IT = 1.05  # the largest program is compiled again for more than 5 % more pages
 
 
 class JaxBackend:
@@ -176,18 +176,14 @@ class JaxBackend:
         """Yield label logits: first those that the program computed, then the others."""
         if len(batch.label_token_ids):
             yield scored.labels
-        done = programs.sizes.labels
         step = programs.max_labels
-        if len(batch.label_token_ids) <= done:
-            return
-        rows = np.repeat(np.arange(len(batch.score_rows), dtype=np.int32), np.diff(batch.cu_labels))
-        for first in range(done, len(rows), step):
-            label_rows = rows[first : first + step]
+        rows = batch.label_rows
+        for first in range(programs.sizes.labels, len(rows), step):
             label_ids = batch.label_token_ids[first : first + step]
-            count = len(label_rows)
+            count = len(label_ids)
             buffer = np.zeros(1 + 2 * step, np.int32)
             buffer[0] = count
-            buffer[1 : 1 + count] = label_rows
+            buffer[1 : 1 + count] = rows[first : first + step]
             buffer[1 + step : 1 + step + count] = label_ids
             yield programs.labels(scored.hidden, self._weights.lm_head, buffer)
 
@@ -260,7 +256,7 @@ class JaxBackend:
         return count
 
     def _meaning(self, failure: RuntimeError) -> Exception:
-        """Return the error for a failed batch, with which the donated pool may be lost."""
+        """Return the error to raise for a failed batch; the pool donated to it may be lost."""
         try:
             jax.block_until_ready(self.pool)
         except RuntimeError as error:

@@ -61,10 +61,10 @@ class DecoderWeights(NamedTuple):
     embed_tokens: Array  # [V, E]
     layers: LayerWeights  # of all layers
     norm: Array  # [E]
-    # [V, E]; the embedding itself where they are tied, or [classes, E] or [classes, E + 8] with a
-    # bias in column E, for which rows end with ones.
+    # [V, E], the embedding itself if tied; or [classes, E]; or with a bias [classes, E + 8], where
+    # column E is the bias, for which hidden states get columns of ones.
     lm_head: Array
-    head_inner: Array | None = None  # [E, E], of a head of two layers, the first
+    head_inner: Array | None = None  # [E, E] the first layer, if the head has two
     head_inner_bias: Array | None = None
 
 
@@ -104,7 +104,7 @@ class ForwardContext(Protocol):
 
 
 class State(NamedTuple):
-    """The data that layers hand on; each is updated in place."""
+    """What each layer passes to the next; updated in place."""
 
     hidden_states: Array  # float32 [T, E], the residual stream
     q: Array  # see `ForwardContext.buffers`
@@ -211,10 +211,10 @@ class DecoderLayer:
     def of_scored_rows(
         self, position_embeddings: Rotary, state: State, norm: Callable[[Array], Array]
     ) -> tuple[Array, Pool]:
-        """Return the scored rows after `norm`, which come first in [T, E], and the pool.
+        """Return hidden states after `norm` [T, E], the scored rows first, and the pool.
 
-        So the last layer computes: keys and values of every row, because later batches may read
-        them, and all that follows of the scored rows only.
+        For the last layer. It computes keys and values of all rows, because later batches may read
+        them, and everything else for the scored rows only.
         """
         context = self.context
 
@@ -250,8 +250,8 @@ class DecoderLayer:
         rows: RowTiles,
         norm: Callable[[Array], Array] | None = None,
     ) -> Array:
-        """Return the residual stream after attention, whose outputs are in `q`, and after the MLP;
-        with `norm`, also normed."""
+        """Add attention's outputs, which are in `q`, and the MLP's to the residual stream; then
+        apply `norm`, if given."""
 
         def of_tile(start: Array, size: int, x: Array) -> Array:
             attn_output = self.context.outputs(q, start, size)
@@ -282,7 +282,7 @@ class Decoder(NamedTuple):
     def __call__(
         self, token_ids: Array, positions: Array, context: ForwardContext, pool: Pool
     ) -> tuple[Array, Pool]:
-        """Return hidden states of scored rows, [T, E] as the label head takes them, and the pool.
+        """Return the label head's input [T, E], the scored rows first, and the pool.
 
         The residual stream is float32.
         """
@@ -312,7 +312,7 @@ class Decoder(NamedTuple):
             return hidden_states.astype(embed_tokens.dtype), pool
 
     def norm(self, hidden_states: Array) -> Array:
-        """Return the final norm, after the inner layer of a head that has one."""
+        """Apply the final norm, then the head's first layer, if the head has two."""
         weights = self.weights
         with jax.named_scope("final_norm"):
             normed = rms_norm(hidden_states, weights.norm, self.config)
@@ -324,7 +324,7 @@ class Decoder(NamedTuple):
 def by_tiles(
     tiling: TileSizes, rows: Array, run: Callable[[Array, int, Any], Any], state: Any
 ) -> Any:
-    """Call `run` with the first row and the size of each tile, and with the state it returned."""
+    """Call `run` for each tile with its first row, its size and the state of the call before."""
     for size, (first, count) in zip(tiling.product_rows, product_tiles(rows, tiling), strict=True):
 
         def one(index: Array, state: Any, first: Any = first, size: int = size) -> Any:

@@ -6,8 +6,8 @@ rows may see (`layout.Bounds`), in one running softmax. While the rows are multi
 block, the next block is copied to the chip: page by page, or whole if it is of the batch. Nothing
 is gathered into a tensor first, and scores never leave the chip.
 
-Rows are stored as `Heads.joined` makes them, queries as `Heads.spread` does. So each product takes
-whole columns of tiles, and heads that share them are multiplied together.
+Keys and values are stored as `Heads.joined` returns them, queries as `Heads.spread` does. So each
+product reads tiles of full width, and computes all heads that share these tiles.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,9 @@ from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.layout import RowTiles, TileSizes
 
 ON_CHIP = 64 * 2**20  # bytes of a chip's vector memory that a program may take, of 128 MiB
-FIELDS = 8  # numbers of each row, three of them used; a multiple of 8 can be transposed
-# Blocks of keys that a tile reads in 2,000 + 500 x 20; XLA is told the work of such a batch.
+FIELDS = 8  # numbers of each row, three of them used; transposing needs a multiple of 8
+# Blocks of keys that a tile reads for 500 items of 20 tokens after a prefix of 2,000; XLA's cost
+# estimate assumes such a batch.
 USUAL_BLOCKS = 10
 
 

@@ -20,8 +20,8 @@ def vocab_statistics(
 ) -> tuple[Array, Array, Array]:
     """Return each row's log-sum-exp, float32 [N], and its most probable tokens with their logits.
 
-    Both are [N, MAX_TOP], the largest first, lower ids first on a tie; if `statistics` is not
-    MANY, the rest is not written. Places after the last token hold -inf.
+    Tokens and logits are [N, MAX_TOP], the largest first, lower ids first on a tie. Only MANY
+    writes more than the first column. Places after the last token hold -inf.
 
     Args:
         hidden: [N, E].

@@ -45,14 +45,13 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, statistics: 
     _fill_prefixes(tables, batch, requests, sizes.tiling, page_size=page_size)
     for tiles, chosen in ((tables.all_rows, rows.place), (tables.scored, batch.score_rows)):
         _fill_tiles(tiles, batch, segment_of, rows, chosen=chosen, sizes=sizes)
-    label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
-    fill(tables.label_rows, label_rows[:max_labels])
+    fill(tables.label_rows, batch.label_rows[:max_labels])
     fill(tables.label_ids, batch.label_token_ids[:max_labels])
     counts = (
         batch.num_tokens,
         len(batch.score_rows),
         len(runs[0]),
-        min(len(label_rows), max_labels),
+        min(len(batch.label_token_ids), max_labels),
     )
     for number, count in zip(tables.numbers, (*counts, statistics), strict=True):
         number[0] = count

@@ -56,11 +56,11 @@ PRODUCT_ROWS = {"cpu": (128,), "cuda": (512,), "tpu": (2048, 512)}
 KERNEL_ROWS = KERNEL_KEYS = 256  # of the Pallas kernel
 # Columns of the tiles in which a device stores arrays; see `Heads`.
 LANES = {"cpu": 1, "cuda": 1, "tpu": 128}
-# Entries of page lists, unless one prompt has more; the kernel's memory for them holds 262,144. A
-# batch with more is divided.
+# Entries of a batch's page lists; a batch with more is divided, unless it has only one prompt. The
+# kernel has memory for 262,144.
 PAGES = 65536
-MARGIN = 1.25  # of the estimate; programs of small models took 0.8 to 1.2 of it, without
-KEPT_BITS = 6  # leading bits of a number of pages; the rest is rounded down
+MARGIN = 1.25  # factor of the estimate; programs of small models took 0.8 to 1.2 of the estimate
+KEPT_BITS = 6  # a number of pages is rounded down to so many leading bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class JaxPlan:
         return max(count // step * step, pages.needed)
 
     def estimated_bytes(self, sizes: ProgramSizes) -> int:
-        """Estimate, rather too high, the bytes that a program takes beside weights and pool."""
+        """Estimate the bytes that a program takes beside weights and pool, rather too high."""
         config = self.architecture.config
         heads = self.heads
         tokens = sizes.tokens
@@ -167,7 +167,7 @@ class JaxPlan:
         return repr((*parts, self.device_name, self.device.device_kind, jax.__version__))
 
     def limits(self, num_pages: int) -> BackendLimits:
-        """Limits of the backend; the number of pages is known once the weights are loaded."""
+        """Limits of a backend with so many pages, a number known once the weights are loaded."""
         return BackendLimits(
             max_tokens=self.max_tokens,
             page_size=self.pages.size,
@@ -201,7 +201,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     precision = choose_precision(config.quantization, architecture.storage, lambda: None)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
     model = architecture.config
-    pages = plan_pages(model, config, max_len=max_len, dtype=dtype, device=kind, again=0)
+    pages = plan_pages(model, config, max_len=max_len, dtype=dtype, device=kind, recomputed=0)
     pages = replace(pages, page_bytes=pages.size * _token_bytes(architecture.config, dtype, kind))
     check_weights(pages, free_memory(device), weight_bytes)
     return JaxPlan(

@@ -12,9 +12,9 @@ from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.common.plan import nvidia_device
 from gpuscore.errors import ConfigError
 
-# JAX takes a part of a GPU's memory at its first use: three quarters, unless these variables say
-# otherwise. If it may not, its allocator doubles its region step by step, and then cannot provide
-# pages that take more than half of the memory.
+# JAX allocates three quarters of a GPU's memory at its first use; these variables change that.
+# Without preallocation its allocator doubles its region step by step, and then cannot provide pages
+# that take more than half of the memory.
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -24,8 +24,8 @@ from gpuscore.backends.jax.layout import (
 )
 from gpuscore.backends.jax.products import part, put
 
-# Labels of one call for those that have no room in a batch's array, per token of the bucket; still
-# more take several calls.
+# Labels beyond a batch's array are computed by further calls. One call takes at most this many
+# labels per token of the bucket.
 LABELS_PER_TOKEN = 4
 # With excess precision, XLA would skip roundings between operations that it fuses.
 XLA_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
@@ -82,7 +82,7 @@ class PaddedBatch:
         rows = len(self.attention.tables.token_ids)
         q = jnp.zeros((1, heads.query, heads.dim), dtype)
         columns = jax.eval_shape(partial(self.attends.form, heads), q).shape[1]
-        # Blocks of keys reach over the last row, where anything finite may stand.
+        # Blocks of keys reach past the last row; those keys are masked, but must be finite.
         kv = jnp.zeros((rows + 2 * self.attention.margin, 2 * heads.width), dtype)
         return jnp.zeros((rows, columns), dtype), kv
 
@@ -92,7 +92,7 @@ class PaddedBatch:
     def put_keys(self, buffer: Array, k: Array, v: Array, start: Array) -> Array:
         kv = self.attention.heads.joined(k, v)
         width = self.attention.heads.width
-        # The score of a hidden key is replaced, but a weight of 0 times NaN is NaN.
+        # A masked key has weight 0, but 0 times a value of NaN is NaN.
         fine = jnp.isfinite(kv[:, width:]).all(1, keepdims=True)
         kv = jnp.where(fine, kv, jnp.where(jnp.arange(2 * width) < width, jnp.nan, 0))
         return put(buffer, kv.astype(buffer.dtype), self.attention.margin + start)
@@ -122,7 +122,7 @@ class ProgramModel:
 def run(
     weights: DecoderWeights, pool: Pool, buffer: Array, *, model: ProgramModel, sizes: ProgramSizes
 ) -> tuple[Pool, ScoredRows]:
-    """Run one batch, given as `padding.padded` makes it."""
+    """Run one batch; `buffer` is the result of `padding.padded`."""
     cfg = model.config
     tables = divided(buffer, sizes)
     attention = Attention(
@@ -140,7 +140,7 @@ def run(
 
 
 def more_labels(hidden: Array, lm_head: Array, buffer: Array) -> Array:
-    """Return the logits of labels that have no room in a batch's array.
+    """Return the logits of labels that do not fit in a batch's array.
 
     Args:
         hidden, lm_head: the arguments of `label_logits`.
@@ -169,7 +169,7 @@ def compile_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Devic
 
 
 def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> TracedPrograms:
-    """Trace the programs of one size. `make check-tpu` lowers them for TPUs that are not there."""
+    """Trace the programs of one size. `make check-tpu` lowers them for TPUs without having one."""
     sharding = SingleDeviceSharding(device)
     weights = model.weights
 
@@ -194,7 +194,7 @@ def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device)
 
 
 def _bytes(compiled: Any) -> int:
-    """Bytes of temporary memory and results; 0 if XLA does not tell."""
+    """Bytes of temporary memory and results; 0 if XLA does not report it."""
     memory = compiled.memory_analysis()
     if memory is None:
         return 0

@@ -40,7 +40,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
 
 
 def _llama3_scaled(frequencies: Float32Array, rope: Llama3Rope) -> Float32Array:
-    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, with a ramp."""
+    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, ramp between."""
     turns = rope.original_max_position_embeddings / (np.float32(2 * math.pi) / frequencies)
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     ramp = ramp.clip(0, 1)
@@ -68,9 +68,9 @@ def norm_and_rotate_heads(
 ) -> Array:
     """Norm and rotate each head of x [M, heads * D] -> [M, heads, D].
 
-    Heads that fill whole tiles are computed one by one, in the columns where they stand. All at
-    once, a TPU would first move them so that heads, too, are rows of tiles, which XLA estimates to
-    take longer than the products.
+    On a TPU, heads that fill whole tiles are computed one by one, where they are. To compute all at
+    once, XLA would first copy them so that heads are a dimension of the tiles. It estimates that
+    this copy takes longer than the products.
     """
     if lanes == 1 or cfg.head_dim % lanes:
         return norm_and_rotate(by_head(x, cfg), weight, rotary, cfg)

@@ -102,7 +102,7 @@ def reference_scores(
 def reference_hidden(
     config: DecoderConfig, weights: DecoderWeights, positions: Array, visible: Array
 ) -> Array:
-    """Return the hidden states of all tokens. Each attends to the tokens `visible` to it."""
+    """Return the hidden states of all tokens. A token attends to the tokens `visible` to it."""
     batch = MaskedBatch(config, visible, positions)
     rows = jnp.arange(len(positions))
     return Decoder(config, weights)(rows, positions, batch, Pool(jnp.zeros(0)))[0]

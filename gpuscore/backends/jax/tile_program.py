@@ -115,7 +115,7 @@ class TileProgram:
             def copy_next() -> None:
                 self._begin_copy(following, 1 - half)
 
-            # Waiting counts bytes, and all blocks have the same number. So any block will do here.
+            # `wait` only counts bytes, and all blocks have as many: so any block may stand here.
             self._batch_copy(jnp.int32(0), half).wait()
 
             @pl.when(self._in_prefix(place))
@@ -189,7 +189,7 @@ class TileProgram:
             self._batch_copy(refs.batch_blocks[place[2]], half).start()
 
     def _batch_copy(self, block: Array, half: Array) -> Any:
-        """Return the copy of a block of the batch's own keys and values, not started."""
+        """Return a copy, not started yet, of a block of the batch's own keys and values."""
         refs = self.refs
         start = pl.multiple_of(self.margin + block * self.keys, self.keys)
         return pltpu.make_async_copy(
@@ -230,7 +230,7 @@ class TileProgram:
         refs = self.refs
         heads = self.heads
         rows = self.refs.q.shape[0]
-        # exp(scale * x) = 2 ** (to_exponent * x), which saves a product for each score.
+        # exp(scale * x) = 2 ** (to_exponent * x): one product for each score instead of two.
         to_exponent = self.scale * math.log2(math.e)
         for span in range(heads.spans):
             members = len(_members(heads, span)) * rows
@@ -241,7 +241,7 @@ class TileProgram:
             )
             scores = multiply(refs.queries[of_span], k, ((1,), (1,)))
             split = scores.reshape(-1, rows, self.keys)
-            # Selected, not added: the score of a key that is not seen may be NaN.
+            # `where`, not a sum with the mask: the score of a masked key may be NaN.
             scores = jnp.where(refs.mask[...] == 0, split, -jnp.inf).reshape(scores.shape)
             before = refs.max_score[span, :members, :1]
             most = jnp.maximum(before, scores.max(-1, keepdims=True))

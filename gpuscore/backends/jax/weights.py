@@ -1,4 +1,4 @@
-"""Reads `DecoderWeights` from a model directory; equal parts of all layers become one array.
+"""Reads `DecoderWeights` from a model directory; a weight of all layers becomes one array.
 
 `KeptBytes` keeps the memory that a compiled program takes, for the next start.
 """
@@ -39,7 +39,7 @@ PARTS = {
     "down_proj": ("down",),
     "down_bias": ("down_bias",),
 }
-# The parts of the first layer, if the label head has two.
+# Parts of the first layer, if the label head has two.
 INNER_HEAD_PARTS = ("head_inner", "head_inner_bias")
 
 

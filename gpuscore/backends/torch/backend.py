@@ -52,7 +52,7 @@ from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
-from gpuscore.backends.torch.start_check import Float32Head, reference
+from gpuscore.backends.torch.start_check import reference
 from gpuscore.backends.torch.weights import DecoderWeights, shortened
 from gpuscore.backends.torch.work_thread import Done, WorkThread, translate_errors
 from gpuscore.errors import ConfigError
@@ -66,8 +66,8 @@ from gpuscore_kernels.row_functions.build import BuildError
 
 logger = logging.getLogger(__name__)
 
-# Rows from which the check at start computes silu(gate) * up inside a product: known requests are
-# short, and some of their batches have more, some fewer.
+# In the start check, a product of so many rows or more computes silu(gate) * up inside it. Some
+# batches of the known requests have more rows, some fewer, so both kernels are checked.
 GATED_FROM = 200
 
 ResultT = TypeVar("ResultT")
@@ -122,7 +122,7 @@ class TorchBackend:
             plan.attention, self._compiler(extend_attention), plan.deterministic
         )
         try:
-            # Only for the check and the measurement: a few layers and pages.
+            # This launcher, with few layers and pages, is only for the check and the measurement.
             short, some = shortened(config, weights)
             pages = pages_for(plan.pages.size)
             self.launcher = self._make_launcher(
@@ -247,16 +247,16 @@ class TorchBackend:
         def run_on(launcher: Launcher) -> Run:
             return lambda batch: self._run(lambda: launcher.launch(batch)()).result()
 
-        def plainly(dtype: torch.dtype, head: Head) -> Run:
-            if group is not None and whole.classes is None:
-                head = ShardedVocabulary(group, whole.vocab_size, head)
+        head: Head = WholeHead("reference", whole.final_softcap)
+        if group is not None and whole.classes is None:
+            head = ShardedVocabulary(group, whole.vocab_size, head)
+
+        def plainly(dtype: torch.dtype) -> Run:
             return run_on(reference(config, weights, head, self._embedding, dtype=dtype))
 
-        exact = plainly(torch.float32, Float32Head(whole.final_softcap))
+        exact = plainly(torch.float32)
+        rounded = None if plan.dtype == torch.float32 else plainly(plan.dtype)
         eight_bits = plan.precision == "int8"
-        rounded = None
-        if plan.dtype != torch.float32:
-            rounded = plainly(plan.dtype, WholeHead("reference", whole.final_softcap))
         compiled = "--compile on, " if plan.compile else ""
         check_start(
             f"{compiled}--attention {plan.attention} with --kernels "
@@ -336,6 +336,6 @@ class TorchBackend:
         self.run_all(warmup_batches(longest, self.plan.pages.size, rows))
 
     def run_all(self, batches: Iterable[PackedBatch]) -> None:
-        """Compute batches one after the other, for their memory or their set-up alone."""
+        """Compute batches in order, only to measure their memory or to finish set-up."""
         for batch in batches:
             self.collect(self.extend(batch))

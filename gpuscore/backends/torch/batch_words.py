@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gpuscore.backends.torch.buckets import Bucket
-from gpuscore.backends.torch.launcher import label_rows, statistics_rows
+from gpuscore.backends.torch.launcher import statistics_rows
 from gpuscore.backends.torch.queues import Replay
 from gpuscore.backends.torch.words import ArraySpec, WordPlaces, exact
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.extend_attention import aligned
+from gpuscore_kernels.extend_attention.table import aligned
 
-TablePlaces: TypeAlias = Callable[[Bucket, int], tuple[Any, ...]]  # for sizes, from a word on
+TablePlaces: TypeAlias = Callable[[Bucket, int], tuple[Any, ...]]  # of (sizes, first word)
 
 
 class Places(NamedTuple):
@@ -41,7 +41,7 @@ class PlannedBatch(NamedTuple):
     batch: PackedBatch
     arrays: Sequence[np.ndarray]
     tables: list[Any]  # of attention
-    lists: int  # the most words of their lists of any length
+    lists: int  # the most words of the tables' lists, which have any length
     places: Places
     replay: Replay | None = None
 
@@ -72,7 +72,7 @@ def write(planned: PlannedBatch, words: Int32Array) -> int:
 def write_head(batch: PackedBatch, words: Int32Array, start: int) -> WordPlaces:
     """Write the label head's inputs from word `start` on: the scored row of each label, the labels,
     and the scored rows that need statistics over the vocabulary."""
-    inputs = (label_rows(batch), batch.label_token_ids, statistics_rows(batch))
+    inputs = (batch.label_rows, batch.label_token_ids, statistics_rows(batch))
     places = WordPlaces.of(exact(inputs), aligned(start))
     places.write(inputs, words)
     return places

@@ -1,17 +1,17 @@
 """Buckets: the batch sizes that have a CUDA graph. A batch runs in the smallest one that holds it.
 
-At most 12 % of a bucket is padding from 128 tokens on, and at most 8 % from 500 on. Smaller buckets
-grow by at most a half, so at most a third of them is.
+Padding is at most 12 % of a bucket from 128 tokens on, and at most 8 % from 500 tokens on. Smaller
+buckets grow by at most a half, so padding is at most a third of them.
 
-Each token count is captured with few sizes of the rest:
+Each number of tokens is captured with a few numbers of tiles and scored rows:
 
 - Query tiles. An empty one is a thread block that finds nothing to do, in every layer. Tokens that
   fill n tiles need at most 2 n, and each request adds up to two, for its query and its items.
-- Scored rows. One that is padding costs a row of the last layer only.
+- Scored rows. A padding row costs a row of the last layer only.
 - More than `FEW` requests have more than `FEW` scored rows, so room for many tiles comes with room
   for many scored rows. Many chunks without a scored row run there too, and waste that room.
-- Over `MANY_FROM` tokens, where empty tiles and padded rows of one layer weigh little, there are
-  fewer sizes of the rest, so that there can be more of tokens.
+- Over `MANY_FROM` tokens, empty tiles and padding rows cost little. So there are fewer numbers of
+  tiles and scored rows, and more numbers of tokens.
 """
 
 from bisect import bisect_left
@@ -47,7 +47,7 @@ def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
     return [
         Bucket(tokens, tiles, scored)
         for tokens in _tokens(most_tokens)
-        for tiles, scored in _rest(tokens, rows_per_tile)
+        for tiles, scored in _tiles_and_scored(tokens, rows_per_tile)
     ]
 
 
@@ -80,7 +80,7 @@ def _next(size: int) -> int:
     return size + (1 << (size.bit_length() - 2))  # by a half or a third, to 2**n or 1.5 * 2**n
 
 
-def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
+def _tiles_and_scored(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
     """Yield the numbers of tiles and scored rows that are captured with a number of tokens.
 
     The last are `tokens` of both, the most that any batch has.
@@ -96,7 +96,7 @@ def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
         yield tokens, tokens
         return
     for tiles in _tiles(first, tokens):
-        enough = smaller >= first + 2 * FEW  # for few requests, without this many tiles
+        enough = smaller >= first + 2 * FEW  # few requests fit the next smaller number of tiles
         yield from ((tiles, rows) for rows in scored if rows > FEW or not enough)
         smaller = tiles
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., Any]
 FunctionT = TypeVar("FunctionT", bound=Function)
 
-WORTHWHILE_PARAMETERS = 100_000_000  # a smaller model starts without 2.5 s of compiling
+WORTHWHILE_PARAMETERS = 1_000_000  # a smaller model starts without compiling for a second
 
 
 class Compiler(Protocol):

@@ -1,12 +1,12 @@
 """The decoder that all supported architectures share.
 
-Its objects and their parts have the names of Hugging Face's `modeling_qwen3.py`, those of Qwen3.5's
-linear attention those of `modeling_qwen3_5.py`. What differs: a batch is one row of T tokens, as
-`types.batch` draws it; q, k and v are one product, gate and up another; and adding a block's output
-to the residual stream waits for the next norm, because one kernel does both.
+Classes and attributes are named as in Hugging Face's `modeling_qwen3.py`, and for linear attention
+as in `modeling_qwen3_5.py`. What differs: a batch is one row of T tokens (see `types.batch`); q, k
+and v are one product, gate and up another; and the next norm adds a block's output to the residual
+stream, because one kernel does both.
 
-T tokens, N scored rows, E hidden size, I of the MLP, H heads, Hkv of keys, D head size, V tokens of
-the vocabulary.
+Sizes: T tokens, N scored rows, E hidden size, I intermediate size, H heads, Hkv KV heads, D head
+size, V tokens of the vocabulary.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,13 @@ from gpuscore.backends.common.ropes import Rope
 from gpuscore.backends.torch.attention.choice import AttentionPass
 from gpuscore.backends.torch.delta_net.layer import DeltaNetPass
 from gpuscore.backends.torch.kv_pool import KeptRows
-from gpuscore.backends.torch.layers import (
-    add_and_norm,
-    gated,
-    inverse_frequencies,
-    norm_and_rotate,
-    rms_norm,
-    rotary_tables,
-)
+from gpuscore.backends.torch.layers import inverse_frequencies, norm_and_rotate, rotary_tables
 from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts
 from gpuscore.backends.torch.mixture import MoE
 from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.weights import DecoderWeights, LayerWeights, MLPWeights
 from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
-from gpuscore_kernels.reference import QkvHeads
+from gpuscore_kernels.reference import QkvHeads, add_and_norm, gated, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +87,23 @@ class Attention:
         if layer_idx < config.num_layers - 1:
             self.qkv_proj = by_rows(Linear(weights.qkv_proj, operators.products))
         else:  # see `of_scored_rows`
-            assert isinstance(weights.qkv_proj, LinearParts)  # noqa: S101  (the loader's promise)
+            assert isinstance(weights.qkv_proj, LinearParts)  # noqa: S101  (the loader has divided it)
             self.q_proj, self.kv_proj = (
                 by_rows(Linear(part, operators.products)) for part in weights.qkv_proj.parts
             )
         self.o_proj = by_rows(Linear(weights.o_proj, operators.products))
         self.heads = QkvHeads(
-            config.num_heads,
-            config.num_kv_heads,
-            weights.q_norm,
-            weights.k_norm,
-            config.rms_norm_eps,
-            config.one_plus_norms,
+            queries=config.num_heads,
+            keys=config.num_kv_heads,
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            eps=config.rms_norm_eps,
+            one_plus=config.one_plus_norms,
         )
         self.q_heads = replace(self.heads, keys=0)
         self.kv_heads = replace(self.heads, queries=0)
         fused = operators.impl == "triton"
-        # Not tile by tile, because padding has no slots.
+        # With tiles it cannot store, because padding has no slots.
         self._kernel_stores = fused and not operators.in_tiles
         self._norm_and_rotate: Callable[..., tuple[Tensor, Tensor, Tensor]] = by_rows(
             qk_norm_rope_store if fused else operators.compiler(norm_and_rotate), 3
@@ -137,8 +130,8 @@ class Attention:
     ) -> tuple[Tensor, Tensor]:
         """Return the outputs and the residual of the scored rows.
 
-        So the last layer computes: keys and values of every row, because later batches may read
-        them, and all that follows of the scored rows only.
+        The last layer computes keys and values of every row, because later batches may read them,
+        and everything else of the scored rows only.
         """
         kv = self.kv_proj(hidden_states)
         _, k, v = self._norm_rotate_store(kv, position_embeddings, self.kv_heads, context.kept)
@@ -165,7 +158,7 @@ class Attention:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Split q [T, H, D], k and v [T, Hkv, D]; norm and rotate q and k; write k and v to pages.
 
-        The keys and values that are written are those of the rows that later batches may read.
+        It writes only the rows that later batches may read.
         """
         cos, sin = position_embeddings
         if self._kernel_stores:
@@ -193,7 +186,7 @@ class LinearAttention:
     """The gated delta net of Qwen3.5, in the place of `Attention`."""
 
     def __init__(self, layer_idx: int, weights: LayerWeights, operators: Operators) -> None:
-        assert weights.linear_attn is not None  # noqa: S101  (the caller has asked)
+        assert weights.linear_attn is not None  # noqa: S101  (the caller has checked)
         self.layer_idx = layer_idx
         self.weights = weights.linear_attn
         self.in_proj = operators.by_rows(Linear(weights.qkv_proj, operators.products))
@@ -276,10 +269,10 @@ class DecoderLayer:
         context: ForwardContext,
         score_rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the MLP's output, and the residual stream that it is still to be added to.
+        """Return the MLP's output, and the residual stream, to which the next norm adds it.
 
-        `hidden_states` come from `input_layernorm`, which the decoder calls: in here it could not
-        free what it was given. With `score_rows`, return these rows only.
+        The decoder has called `input_layernorm` on `hidden_states`, because a call in here could
+        not free its input. With `score_rows`, return these rows only.
         """
         if score_rows is None:
             hidden_states = self.self_attn(position_embeddings, hidden_states, context)
@@ -321,7 +314,7 @@ class Decoder:
             layer.rope: RotaryEmbedding(layer.rope, config, weights, operators)
             for layer in self.layers
         }
-        self.layers_done = 0  # by all passes so far, but for the last layer's
+        self.layers_done = 0  # in all passes so far, without the last layer of each
         self._embedding = operators.embedding
         # Rounded to the model's dtype first, as the models were trained.
         self._embed_scale = weights.embed_tokens.new_tensor(config.embed_scale)

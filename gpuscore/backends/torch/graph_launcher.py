@@ -38,7 +38,6 @@ from gpuscore.backends.torch.words import WordPlaces, exact
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
-from gpuscore_kernels.launch import next_power_of_two
 
 if TYPE_CHECKING:  # it needs Triton
     from gpuscore.backends.torch.attention.fa4 import HopperAttention
@@ -148,11 +147,14 @@ class GraphLauncher(Launcher):
         self._planned = None
         if planned is None or planned.batch is not batch:
             planned = self._plan(batch)
-        buffers = self._take(planned.num_words)
+        buffers = self._free.pop() if self._free else None
+        if buffers is None or len(buffers.words) < planned.num_words:
+            buffers = self._make_buffers(planned.num_words, 0)
         try:
             return self._launch(planned, buffers)
         except BaseException:
-            self._reclaim(buffers)
+            self.queue.wait()  # until nothing uses the buffers
+            self._free.append(buffers)  # otherwise the next batch would pin new ones
             raise
 
     def _launch(self, planned: PlannedBatch, buffers: Buffers) -> Finish:
@@ -183,22 +185,8 @@ class GraphLauncher(Launcher):
                 return planned
         return PlannedBatch(*parts, Places.of(sizes, self.attention.places, exact(states)))
 
-    def _take(self, words: int) -> Buffers:
-        buffers = self._free.pop() if self._free else None
-        if buffers is None or len(buffers.words) < words:
-            buffers = self._make_buffers(words, 0)
-        return buffers
-
-    def _reclaim(self, buffers: Buffers) -> None:
-        """Wait until nothing uses the buffers of a failed batch, and keep them for the next one.
-
-        Otherwise the next batch would pin new buffers.
-        """
-        self.queue.wait()
-        self._free.append(buffers)
-
     def _make_buffers(self, words: int, answers: int) -> Buffers:
-        size = max(2**14, next_power_of_two(words))
+        size = 1 << max(14, (words - 1).bit_length())
         host = self.queue.host(size, torch.int32)
         return Buffers(host, host.numpy(), self.queue.host(answers, torch.float32))
 
@@ -274,7 +262,7 @@ class GraphLauncher(Launcher):
         received = buffers.answer[: ends[-1]]
         wait = self.queue.download(answer, received)
 
-        def finish() -> RowScores:  # it keeps no device memory, which the next batch may take
+        def finish() -> RowScores:  # holds no device memory, so that the next batch can use it
             wait()
             try:
                 values = received.numpy().copy()

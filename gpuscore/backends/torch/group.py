@@ -1,7 +1,7 @@
 """Sums and exchanges of tensors among the ranks, by gloo on CPUs and NCCL on GPUs.
 
-The groups of torch.distributed are used without its global state, so that a process may hold
-several models, and a program that uses `Scorer` groups of its own.
+The groups of torch.distributed are used without its global state. So a process may hold several
+models, and a program that uses `Scorer` may have groups of its own.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor
 from gpuscore.backends.base import DeviceLost
 from gpuscore.backends.common.shards import Shard
 
-# How long a rank may wait for a batch is `engine_timeout`'s to say, not the group's.
+# `engine_timeout` limits how long a rank waits for a batch; the group sets no limit.
 FOREVER = timedelta(days=365)
 CONNECT = timedelta(seconds=60)  # all ranks have loaded their weights by then
 LOOPBACK = "127.0.0.1"
@@ -59,7 +59,7 @@ class RankGroup:
         try:
             self._joined = self._join(store)
         except RuntimeError as error:
-            raise PeerLost(f"the ranks do not find each other: {error}") from error
+            raise PeerLost(f"the ranks cannot find each other: {error}") from error
 
     def sum(self, x: Tensor) -> Tensor:
         """Add up x of all ranks, in place; return it."""

@@ -1,8 +1,8 @@
 """Triton kernels for the decoder's row-wise functions and linear layers, and the choice of them
 (`--kernels`).
 
-QkvHeads have kernels too, which the decoder calls itself. All other matrix products, and functions
-that are not listed here, stay with torch.
+The decoder itself calls the kernel for the heads of a QKV product. All other matrix products, and
+functions that are not listed here, stay with torch.
 """
 
 import importlib.util
@@ -14,10 +14,10 @@ import torch
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.compiler import Function, FunctionT
-from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
 from gpuscore_kernels import hopper
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
+from gpuscore_kernels.reference import add_and_norm, gated, rms_norm
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ def why_not_gated_product(model: DecoderConfig, attention: str, dtype: torch.dty
 def in_triton(function: FunctionT, /) -> FunctionT:
     """Return the kernel that computes the same as `function`, or `function` if there is none.
 
-    A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`.
+    This is a `Compiler`, like the one that `rows_in_c.in_c` returns for a CPU.
     """
-    from gpuscore_kernels.add_rms_norm import triton as norms  # only where Triton is
+    from gpuscore_kernels.add_rms_norm import triton as norms  # need Triton
     from gpuscore_kernels.delta_net import triton as linear
     from gpuscore_kernels.gated import triton as gates
 

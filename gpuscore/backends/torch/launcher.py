@@ -146,7 +146,7 @@ class PlainLauncher(Launcher):
             return tuple(values for values in found if values is not None)
 
         logits = self.by_rows(label_logits, 2)(
-            self._to_device(label_rows(batch)), self._to_device(batch.label_token_ids)
+            self._to_device(batch.label_rows), self._to_device(batch.label_token_ids)
         )
         rows = statistics_rows(batch)
         found = self.by_rows(statistics)(self._to_device(rows)) if len(rows) else ()
@@ -154,12 +154,6 @@ class PlainLauncher(Launcher):
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.pool.device)
-
-
-def label_rows(batch: PackedBatch) -> np.ndarray:
-    """Return the number of the scored row that each label belongs to, int64 [L]."""
-    ends = batch.cu_labels
-    return np.arange(len(batch.score_rows)).repeat(ends[1:] - ends[:-1])
 
 
 def statistics_rows(batch: PackedBatch) -> np.ndarray:

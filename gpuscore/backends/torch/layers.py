@@ -1,4 +1,4 @@
-"""Pure functions of the decoder, and computation of a batch's rows all at once or in tiles.
+"""Pure functions of the decoder, and ways to call them on a batch's rows: all at once or in tiles.
 
 Shapes: T rows, E hidden size, H heads, D head size. Rounding points are the same for every dtype:
 norms, the rotary embedding and act(gate) * up compute in float32 and round their result once;
@@ -24,26 +24,17 @@ from gpuscore.backends.common.ropes import Llama3Rope, Rope, YarnRope
 from gpuscore.backends.torch.compiler import FunctionT
 from gpuscore_kernels import reference
 from gpuscore_kernels.label_head import tile_shapes
-from gpuscore_kernels.reference import QkvHeads, add_and_norm, gated, rms_norm
-
-__all__ = [
-    "add_and_norm",
-    "gated",
-    "inverse_frequencies",
-    "norm_and_rotate",
-    "rms_norm",
-    "rotary_tables",
-]
+from gpuscore_kernels.reference import QkvHeads
 
 
 def norm_and_rotate(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split and rotate as `reference.norm_and_rotate`; where a head's key or value is not finite,
+    """Split and rotate as `reference.norm_and_rotate`. If a head's key or value is not finite,
     write NaN to the key and 0 to the value, in qkv's own memory.
 
-    Attention replaces the scores of hidden keys, so NaN then reaches rows that see the key, and no
-    others. `qk_norm_rope_store` does the same.
+    Attention overwrites the scores of masked keys, so the NaN reaches only the rows that see the
+    key. `qk_norm_rope_store` does the same.
     """
     q, k, v = reference.norm_and_rotate(qkv, cos, sin, heads)
     flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
@@ -51,8 +42,8 @@ def norm_and_rotate(
 
 
 def inverse_frequencies(rope: Rope, rotated: int, head_dim: int, device: torch.device) -> Tensor:
-    """Frequencies of the rotary embedding's pairs, float32 [D / 2]; 0 for pairs that it leaves as
-    they are, behind the `rotated` / 2 others."""
+    """Return the rotary frequency of each pair, float32 [D / 2]. It is 0 for pairs after the first
+    `rotated` / 2, which are not rotated."""
     exponent = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     frequencies = 1.0 / (rope.theta**exponent)
     if isinstance(rope.scaling, Llama3Rope):
@@ -66,7 +57,7 @@ def inverse_frequencies(rope: Rope, rotated: int, head_dim: int, device: torch.d
 
 
 def _llama3_scaled(frequencies: Tensor, rope: Llama3Rope) -> Tensor:
-    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, with a ramp."""
+    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, ramp between."""
     wavelength = 2 * math.pi / frequencies
     turns = rope.original_max_position_embeddings / wavelength
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -125,10 +116,10 @@ def _tile(rows: Tensor, start: int, size: int) -> Tensor:
     return functional.pad(tile, (0, 0) * (tile.dim() - 1) + (0, missing))
 
 
-# Rows of every call of an operator with `--deterministic`, and tokens of a query's chunk: few,
-# because a small request is padded to them, and a multiple of every page size.
+# With `--deterministic`: rows of every operator's call, and tokens of a query's chunk. It is small,
+# because a small request is padded to it, and a multiple of every page size.
 STEADY_ROWS = 128
-EXPERT_ROWS = 32  # of a mixture's expert at a time; tiles of more would have more padding
+EXPERT_ROWS = 32  # rows of an expert's tile; larger tiles would have more padding
 
 GRAIN = 32768  # torch gives element-wise work one thread per this many elements, rounded up
 VECTOR = 16  # elements; one or two vectors of float32, depending on the CPU

@@ -17,8 +17,8 @@ from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.devices import computes_natively
 from gpuscore_kernels.quantized import quantize_rows
 
-# oneDNN's fast products on CPUs without AMX take unsigned rows. With this zero point, an unsigned
-# number means the same as the signed one less it.
+# oneDNN's fast products on CPUs without AMX take unsigned rows: a signed number plus this zero
+# point, which oneDNN subtracts again.
 ZERO_POINT = 128
 ALONE: tuple[Any, ...] = ("none", [], "")  # nothing follows a product of oneDNN
 
@@ -33,7 +33,7 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLinear:
-    """Weights in INT8 as a checkpoint has them, which `pack` brings into oneDNN's order."""
+    """Weights in INT8 in a checkpoint's order; `pack` brings them into oneDNN's order."""
 
     weight: Tensor  # [O, K], int8
     scale: Tensor  # [O], float32
@@ -118,11 +118,11 @@ class Linear:
 
 
 def pack(linear: LinearWeights) -> LinearWeights:
-    """Return the layer with weights in int8, and in bfloat16 on x86, in oneDNN's order.
+    """Bring weights in int8, and in bfloat16 on x86, into oneDNN's order.
 
-    Otherwise every product in bfloat16 would bring its weights into that order first. The sums,
-    and so the bits, are the same. Experts of a mixture and the label head keep the plain order:
-    single experts, tiles and tokens are read from their tensors.
+    Otherwise every product in bfloat16 would reorder its weights first. The sums, and so the bits,
+    are the same. Experts of a mixture and the label head keep the plain order, because single
+    experts, tiles and tokens are read from their tensors.
     """
     match linear:
         case DenseLinear() if linear.weight.dtype == torch.bfloat16 and _reads_reordered():
@@ -143,7 +143,7 @@ def _reads_reordered() -> bool:
 
 
 def stack(linears: Sequence[LinearWeights]) -> LinearWeights:
-    """Return one layer for several that read the same rows; in parts if their formats differ."""
+    """Join layers that read the same rows into one; it has parts if their formats differ."""
     if len(linears) == 1:
         return linears[0]
     dense = [linear for linear in linears if isinstance(linear, DenseLinear)]
@@ -202,7 +202,7 @@ def _dense(linear: DenseLinear, x: Tensor) -> Tensor:
             reordered = torch.ops.mkldnn._linear_pointwise
             product: Tensor = reordered(x, weight, bias, *ALONE)
             return product
-        weight = weight.to_dense()  # the reference of the check at start has rows in float32
+        weight = weight.to_dense()  # in the start check, the reference's rows are float32
     bias = None if bias is None else bias.to(x.dtype)
     return functional.linear(x, weight.to(x.dtype), bias)
 
@@ -210,7 +210,7 @@ def _dense(linear: DenseLinear, x: Tensor) -> Tensor:
 def _onednn(q: Tensor, linear: PackedLinear) -> Tensor:
     """Return q w' [T, O] times the scales of w's rows, in float32; sums are exact integers.
 
-    The operator takes one scale for all of q, so the scales of q's rows are multiplied afterwards.
+    The operator takes one scale for all of q, so the caller multiplies by the scales of q's rows.
     """
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         q,
@@ -233,5 +233,5 @@ def why_not_int8(device: torch.device) -> str | None:
     if device.type != "cpu":
         return ON_CPUS
     if not exact_on_this_cpu():
-        return "this CPU has neither VNNI nor AMX, without which sums of INT8 overflow"
+        return "this CPU has neither VNNI nor AMX; without them, sums of INT8 overflow"
     return None

@@ -201,10 +201,10 @@ class Checkpoint:
         return torch.cat((gates.flatten(0, 1), self._paired(queries.flatten(0, 1))))
 
     def _paired(self, weight: Tensor) -> Tensor:
-        """Reorder rows [H D, ...] so that RoPE pairs row i of each head with row i + D / 2.
+        """Reorder rows [H D, ...] for kernels, which rotate the pairs (i, i + D / 2) of each head.
 
-        RoPE rotates the first R numbers of a head, in pairs (i, i + R / 2). If the whole head is
-        rotated, the rows are in that order already.
+        Checkpoints have the rows for pairs (i, i + R / 2) of the first R numbers of a head. If the
+        whole head is rotated, R is D, and the order stays.
         """
         rotated = self.architecture.config.rotary_dim
         size = self.architecture.config.head_dim

@@ -1,10 +1,9 @@
 """The MLP of a mixture of experts: every row goes through its own top-k experts.
 
-A row's choices get places, in the order of experts. One call of `torch.nn.functional.grouped_mm`
-multiplies the rows of all experts, and on CUDA no number goes to the host. With `--deterministic`
-experts compute one after the other, in tiles of one size: matrix products of other numbers of rows
-need not be bitwise equal, and so a row's result does not depend on how many others chose the same
-expert. Experts in INT8 do the same.
+All rows' choices are sorted by expert; a choice's index in that order is its place. One call of
+`torch.nn.functional.grouped_mm` multiplies the rows of all experts, and on CUDA no number goes to
+the host. With `--deterministic`, experts compute one after the other, in tiles of one size. So a
+row's bits do not depend on how many other rows chose the same expert. Experts in INT8 do the same.
 """
 
 from collections.abc import Iterator
@@ -17,9 +16,10 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Mixture
 from gpuscore.backends.torch.group import RankGroup
-from gpuscore.backends.torch.layers import EXPERT_ROWS, gated, in_tiles
+from gpuscore.backends.torch.layers import EXPERT_ROWS, in_tiles
 from gpuscore.backends.torch.linear import DenseLinear, LinearWeights, PackedLinear
 from gpuscore.backends.torch.operators import Operators
+from gpuscore_kernels.reference import gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class DenseExperts:
             yield DenseLinear(gate_up, None), DenseLinear(down, None)
 
 
-# In INT8, or as the checkpoint left them: gate and up, and down, of each.
+# The tuple has (gate and up, down) of each expert, in INT8 or as the checkpoint stores them.
 Experts: TypeAlias = DenseExperts | tuple[tuple[LinearWeights, LinearWeights], ...]
 
 
@@ -74,7 +74,7 @@ class MoE:
     Args:
         activation: the experts' function, "silu" or "gelu_tanh".
         weights: the router's and experts' weights of one layer.
-        operators: compute one expert after the other, in tiles, if they compute rows in tiles.
+        operators: if they compute rows in tiles, experts compute one after the other, in tiles.
     """
 
     def __init__(self, activation: str, weights: MoEWeights, operators: Operators) -> None:
@@ -85,14 +85,14 @@ class MoE:
         self._one_by_one = operators.in_tiles
 
     def __call__(self, hidden_states: Tensor, num_rows: Tensor | None = None) -> Tensor:
-        """Return the results [T, E] in the rows' dtype, with anything in rows of padding.
+        """Return the results [T, E] in the rows' dtype; those of padding are arbitrary.
 
-        Routing weights are float32, and rounded to that dtype as an expert's result is; the sum is
-        float32 and rounded once.
+        Routing weights are computed in float32 and rounded to that dtype, as experts' results are.
+        The sum is float32 and rounded once.
 
         Args:
             hidden_states: [T, E].
-            num_rows: int32 [1]: rows that are no padding, which comes last; None = all.
+            num_rows: int32 [1], the number of rows before the padding; None = all rows.
         """
         mixture = self.weights.mixture
         group = self.weights.group
@@ -106,7 +106,7 @@ class MoE:
         results = self._experts(hidden_states.index_select(0, order // mixture.top_k), ends)
         numbers = torch.arange(len(order), device=hidden_states.device)
         places = torch.empty_like(order).scatter_(0, order, numbers).view(selected_experts.shape)
-        # One call, without every choice's result in float32 on the way.
+        # One call, which does not store each choice's result in float32.
         routing_weights = routing_weights.to(hidden_states.dtype)
         added = functional.embedding_bag(
             places, results, mode="sum", per_sample_weights=routing_weights
@@ -114,7 +114,7 @@ class MoE:
         return added if group is None else group.sum(added)
 
     def _experts(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Return the result at each place, and anything behind the last expert's."""
+        """Return the result at each place; those of padding, which comes last, are arbitrary."""
         experts = self.weights.experts
         if (
             isinstance(experts, DenseExperts)
@@ -134,7 +134,7 @@ class MoE:
         return results
 
     def _one_expert(self, gate_up: LinearWeights, down: LinearWeights, rows: Tensor) -> Tensor:
-        """Return the results of one expert. Sums of integers are exact, for any number of rows."""
+        """Return the results of one expert. Sums of INT8 products are exact, so need no tiles."""
         by_tiles = in_tiles(EXPERT_ROWS)
         if isinstance(gate_up, PackedLinear) and isinstance(down, PackedLinear):
             inner = by_tiles(self._gated)(self._products(gate_up, rows), self.activation)
@@ -162,9 +162,9 @@ def choose(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
 def placed(
     selected_experts: Tensor, experts: int, num_rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the choice at each place, int64 [T k], and the place behind each expert's, int32.
+    """Return the choice at each place, int64 [T k], and the end of each expert's places, int32.
 
-    Row r has the choices from r k to r k + k - 1. Those of padding come behind the last expert's.
+    Row r has the choices from r k to r k + k - 1. Choices of padding come last.
     """
     if num_rows is not None:
         padding = torch.arange(len(selected_experts), device=selected_experts.device) >= num_rows

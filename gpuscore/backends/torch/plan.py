@@ -45,7 +45,7 @@ GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
 
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
-    """The checked settings of a `TorchBackend`; of the model, they need config.json only."""
+    """The checked settings of a `TorchBackend`, from the options and the model's config.json."""
 
     directory: str
     architecture: Architecture
@@ -118,7 +118,7 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
         shard=shard,
         computes=computes_natively,
         why_not_int8=partial(why_not_int8, device),
-        again=STEADY_ROWS if config.deterministic else 0,
+        recomputed=STEADY_ROWS if config.deterministic else 0,
     )
     part = plan.part
     dtype: torch.dtype = getattr(torch, plan.dtype)
@@ -185,7 +185,7 @@ def _why_no_graphs(config: ModelConfig, attention: str, kernels: bool) -> str | 
         chosen = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}"
         return f"{chosen}; both have to be triton"
     if config.deterministic:
-        return "not supported with --deterministic, whose number of tiles depends on the batch"
+        return "not supported with --deterministic, as its number of tiles depends on the batch"
     return None
 
 

@@ -33,9 +33,9 @@ class Queue(Protocol):
         """Return a function that repeats the work of `run`, on the same memory, in one launch.
 
         `run` is called here, more than once on CUDA, and its results are left in place. Memory
-        that it allocates may be reused by other captures. Captured work is dropped all at once, or
-        not at all: on CUDA, graphs share cuBLAS' workspace of the stream on which torch captures,
-        and torch frees it as soon as any one of them is destroyed (pytorch issue 193402).
+        that it allocates may be reused by other captures. Drop all captures together: on CUDA,
+        graphs share cuBLAS' workspace of the stream on which torch captures, and torch frees it as
+        soon as any one of them is destroyed (pytorch issue 193402).
         """
 
 

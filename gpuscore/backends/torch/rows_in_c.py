@@ -1,33 +1,29 @@
-"""Functions in C in the place of the decoder's row-wise ones; the check at start compares them."""
+"""C forms of the decoder's row-wise functions; the check at start compares both."""
 
 from typing import cast
 
 import torch
 
 from gpuscore.backends.torch.compiler import Compiler, Function, cc
-from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
+from gpuscore.backends.torch.layers import norm_and_rotate
 from gpuscore.backends.torch.linear import scaled, unsigned
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
 from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.quantized import EPS
-from gpuscore_kernels.row_functions import (
-    AttentionFunctions,
-    BuildError,
-    DeltaFunctions,
-    RowFunctions,
-    build,
-    find_prebuilt,
-    load,
-)
+from gpuscore_kernels.reference import add_and_norm, gated, rms_norm
+from gpuscore_kernels.row_functions.attention import AttentionFunctions
+from gpuscore_kernels.row_functions.build import BuildError, build, find_prebuilt, load
+from gpuscore_kernels.row_functions.delta import DeltaFunctions
+from gpuscore_kernels.row_functions.functions import RowFunctions
 
 
 def in_c(dtype: torch.dtype) -> Compiler:
     """Compile the functions for rows of `dtype`.
 
     Returns:
-        a function that returns the form in C of one of this module's row-wise functions.
+        a function that returns the C form of a function that is named below.
 
     Raises:
         ConfigError: the functions cannot be compiled or loaded.

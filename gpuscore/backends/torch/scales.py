@@ -1,9 +1,9 @@
-"""Finds scales of a quantised checkpoint that belong to another layer, without any text.
+"""Finds scales of a quantised checkpoint that belong to another layer, without scoring a prompt.
 
-A row's scale is its largest magnitude divided by a constant. So of two rows with equal magnitudes
-on the whole, the one with an outlier has a larger scale and smaller stored numbers: over the rows
-of a matrix, scales and stored magnitudes are ordered against each other. Scales of another layer
-are not. With one scale per tensor there is no order, and nothing is found.
+A row's scale is its largest magnitude divided by a constant. So if a row has an outlier, its scale
+is larger and its stored numbers are smaller: over the rows of a matrix, scales and stored
+magnitudes are negatively correlated. With the scales of another layer they are not. With one scale
+per tensor there is no correlation, and nothing is found.
 """
 
 import logging
@@ -21,8 +21,8 @@ from gpuscore.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 ROWS = 1024  # of each matrix, from its beginning
-# By how much another layer's scales fit better: in rank correlation, and in standard errors of its
-# Fisher transform. In SmolLM2 and the demo no other layer's fit better by more than 0.1.
+# Scales are misplaced if another layer's fit better by GAIN in rank correlation, and by ERRORS
+# standard errors of its Fisher transform. In SmolLM2 and the demo the largest gain is 0.1.
 GAIN = 0.25
 ERRORS = 5.0
 
@@ -32,7 +32,7 @@ def check_scales(directory: Path, architecture: Architecture, allow: bool) -> No
 
     Args:
         directory, architecture: a quantised checkpoint, and what its config.json describes.
-        allow: log what would refuse the model.
+        allow: log the reason for a refusal, and do not refuse.
 
     Raises:
         ConfigError: a tensor's numbers fit the scales of another layer much better than their own.
@@ -51,7 +51,7 @@ def check_scales(directory: Path, architecture: Architecture, allow: bool) -> No
 
 
 def _misplaced(files: CheckpointFiles, part: str) -> list[str]:
-    """Say which tensors of a part have scales that another layer's numbers fit."""
+    """Say which tensors of a part fit the scales of another layer much better than their own."""
     blocks = files.storage is not None and files.storage.blocks
     names = []
     scales = []
@@ -62,8 +62,8 @@ def _misplaced(files: CheckpointFiles, part: str) -> list[str]:
         if name is None or scale is None or scale.numel() < 2:
             continue
         names.append(name)
-        scales.append(_order(scale.float()[:ROWS].flatten()))
-        numbers.append(_order(_magnitudes(files.tensor(part, name), blocks)))
+        scales.append(_ranks(scale.float()[:ROWS].flatten()))
+        numbers.append(_ranks(_magnitudes(files.tensor(part, name), blocks)))
     if len(names) < 2:
         return []
     fits = torch.stack(scales) @ torch.stack(numbers).T  # [layer of scales, layer of numbers]
@@ -86,7 +86,7 @@ def _magnitudes(weight: Tensor, blocks: bool) -> Tensor:
     return functional.avg_pool2d(squares[None], BLOCK, ceil_mode=True).flatten()
 
 
-def _order(values: Tensor) -> Tensor:
+def _ranks(values: Tensor) -> Tensor:
     """Return ranks with mean 0 and length 1; those of rows of zeros are 0."""
     ranks = values.argsort().argsort().float()
     ranks = torch.where(values == 0, ranks[values != 0].mean(), ranks)

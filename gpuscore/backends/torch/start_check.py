@@ -14,13 +14,10 @@ from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.launcher import Head, PlainLauncher
-from gpuscore.backends.torch.layers import in_tiles
+from gpuscore.backends.torch.layers import all_at_once
 from gpuscore.backends.torch.operators import Operators
 from gpuscore.backends.torch.weights import DecoderWeights, LayerWeights
 from gpuscore.types.batch import PackedBatch, visible_rows
-from gpuscore_kernels.label_head import VocabStatistics, few_products
-
-HEAD_ROWS = 64  # rows whose logits over the whole vocabulary are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +60,6 @@ class MaskedPass:
         return (weights.to(v.dtype) @ values).transpose(0, 1)
 
 
-class Float32Head:
-    """The label head in float32; its weights may have fewer bits."""
-
-    def __init__(self, softcap: float | None) -> None:
-        self._softcap = softcap
-
-    def logits(self, hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor) -> Tensor:
-        return self._capped((hidden[rows] * weight[label_ids].float()).sum(dim=1))
-
-    def statistics(
-        self, hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int
-    ) -> VocabStatistics:
-        logits = self._capped(few_products(hidden[rows], weight))
-        top = logits.topk(min(num_top, logits.shape[1]), dim=1)
-        return VocabStatistics(logits.logsumexp(dim=1), top.indices, top.values)
-
-    def _capped(self, logits: Tensor) -> Tensor:
-        cap = self._softcap
-        return logits if cap is None else (logits / cap).tanh() * cap
-
-
 def reference(
     config: DecoderConfig,
     weights: DecoderWeights,
@@ -111,7 +87,7 @@ def reference(
         MaskedAttention(config, device),
         linear,
         head=head,
-        by_rows=in_tiles(HEAD_ROWS),
+        by_rows=all_at_once,
     )
 
 

@@ -39,10 +39,10 @@ class DecoderWeights:
     embed_tokens: Tensor  # [V, E]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [E]
-    # [V, E]; the embedding itself where they are tied, or [classes, E] or [classes, E + 8] with a
-    # bias in column E, for which rows end with ones.
+    # [V, E], the embedding itself if tied; [classes, E]; or [classes, E + 8], whose column E is the
+    # bias, for which hidden states get a column of ones.
     lm_head: Tensor
-    head_inner: LinearWeights | None = None  # of a head of two layers, the first
+    head_inner: LinearWeights | None = None  # the first layer, if the head has two
 
 
 def shortened(

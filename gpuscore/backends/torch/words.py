@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscore.types.batch import Int32Array
-from gpuscore_kernels.extend_attention import aligned, word_slices
-from gpuscore_kernels.extend_attention.table import WordsT
+from gpuscore_kernels.extend_attention.table import WordsT, aligned, word_slices
 
 
 class ArraySpec(NamedTuple):

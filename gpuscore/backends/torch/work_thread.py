@@ -77,8 +77,8 @@ _OUT_OF_MEMORY = (
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
 )
 
-# Triton and cuBLAS raise a plain RuntimeError for an error of CUDA's driver (`_FROM_CUDA`). After
-# those of `_FATAL` the process has to end, says CUDA's documentation.
+# Triton and cuBLAS raise a plain RuntimeError for an error of CUDA's driver (`_FROM_CUDA`). CUDA's
+# documentation says that a process must end after those of `_FATAL`.
 _FROM_CUDA = ("Triton Error [CUDA]", "CUBLAS_STATUS_")
 _FATAL = (
     *("illegal memory access", "misaligned address", "illegal instruction"),
@@ -120,7 +120,7 @@ def _translated(error: Exception, device: torch.device) -> Exception | None:
     if isinstance(error, torch.AcceleratorError) or fatal:
         return DeviceLost(text)
     reason = _device_error(device)
-    return None if reason is None else DeviceLost(f"{text}; the device then said: {reason}")
+    return None if reason is None else DeviceLost(f"{text}; the device then reported: {reason}")
 
 
 def _device_error(device: torch.device) -> str | None:

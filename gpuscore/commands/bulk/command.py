@@ -48,7 +48,6 @@ class Progress:
     def __init__(self) -> None:
         self.rows = self.done = self.scored = self.bad = self.failed = 0
         self.loading = self.scoring = 0.0
-        self._began = self._reported = time.monotonic()
 
     def begin(self, rows: int, done: int) -> None:
         """Note the number of rows, and how many of them have a result already."""
@@ -81,8 +80,7 @@ class Progress:
     def report(self, options: BatchOptions) -> int:
         """Print the written files, the numbers of rows and the speed; return the exit code."""
         bad = self.bad + self.failed
-        rows = self.rows
-        print(f"rows in {options.output}: {rows - self.bad}")
+        print(f"rows in {options.output}: {self.rows - self.bad}")
         if self.failed:
             print(f"answers with an error: {self.failed}")
         if self.bad:
@@ -91,9 +89,9 @@ class Progress:
             print(f"model loaded in {self.loading:.1f} s")
             rate = self.scored / self.scoring
             print(f"rows scored in {self.scoring:.1f} s: {self.scored}, {rate:.1f} rows/s")
-        if bad <= options.max_bad * rows and not 0 < bad == rows:
+        if bad <= options.max_bad * self.rows and not 0 < bad == self.rows:
             return EXIT_OK
-        self.say(f"{bad} of {rows} rows are bad; --max-bad is {options.max_bad:g}")
+        self.say(f"{bad} of {self.rows} rows are bad; --max-bad is {options.max_bad:g}")
         return EXIT_FAILED
 
 

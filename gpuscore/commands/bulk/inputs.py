@@ -96,7 +96,7 @@ class Input:
             yield block
 
     def digest(self) -> dict[str, str]:
-        """Return the file's digest, and its name in errors, to notice that the file changed."""
+        """Return the file's digest, by its name in errors; it shows if the file has changed."""
         with self.path.open("rb") as file:
             return {"the SHA-256 of --input": hashlib.file_digest(file, "sha256").hexdigest()}
 
@@ -157,7 +157,7 @@ def _csv_lists(path: Path) -> Iterator[tuple[int, list[str] | str]]:
 
 
 def find_input(options: BatchOptions) -> Input:
-    """Return the input, after all checks that do not need to read all rows.
+    """Return the input, after all checks that need not read all rows.
 
     Raises:
         ConfigError: the format is not supported or does not fit the output's suffix, a column is

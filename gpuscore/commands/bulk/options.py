@@ -126,5 +126,4 @@ def add_batch(commands: Any, run: Callable[[argparse.Namespace, Settings], int])
     parser.add_help_all()
     add_flags(parser, BatchOptions)
     add_some_flags(parser, "Prompts", ServerConfig, ("family",))
-    for group in (ModelConfig, RequestLimits, EngineConfig, FileConfig):
-        add_flags(parser, group)
+    add_flags(parser, ModelConfig, RequestLimits, EngineConfig, FileConfig)

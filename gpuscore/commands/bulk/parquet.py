@@ -18,9 +18,9 @@ TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view())
 def read_parquet(
     path: Path, columns: Sequence[str], most: int
 ) -> Iterator[tuple[Any, list[bytes | str]]]:
-    """Yield a file's rows, at most `most` at a time: as an Arrow table, and as a list that has each
-    row's `columns` as JSON, or a text that says why the row is bad."""
-    # Texts are read as bytes, so that one that is not UTF-8 makes only its own row bad.
+    """Yield blocks of at most `most` rows, as an Arrow table and as a list. The list has each row's
+    `columns` in JSON, or a text that says why the row is bad."""
+    # Texts are read as bytes, so that invalid UTF-8 makes only its own row bad.
     kinds = pa.schema([(name, pa.large_binary()) for name in columns])
     with _reading(path), parquet.ParquetFile(path, pre_buffer=False) as file:
         for table in map(pa.table, filter(len, file.iter_batches(most))):

@@ -1,6 +1,6 @@
 """Scores the rows of a batch job with the code of the server's routes.
 
-Rows become requests, of which a bounded number are in flight, and the results are saved. Rows of a
+Rows become requests, a bounded number of requests is in flight, and results are saved. Rows of a
 table become bodies of /v1/score or /v1/classify. A file of requests has OpenAI's batch format, like
 vLLM's run-batch: each line has custom_id, method, url and body.
 """
@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -23,22 +23,19 @@ from gpuscore.commands.bulk.inputs import Input, Row, decoded
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.work import JobFolder, Result
 from gpuscore.dialects.dialect import PreparedBody, answered_name, choose
-from gpuscore.dialects.served import ModelTable, ServedModel
+from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF, error_json
 from gpuscore.dialects.wire import FailedItem
 from gpuscore.errors import ConfigError, GpuscoreError, InternalError, NotFound, Unavailable
 from gpuscore.types.item_errors import renumbered
 from gpuscore.types.record import RequestRecord
-from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import scored_places
+from gpuscore.types.request import ScoreResult
 
 # Names a row by its index in the request.
 _PLACE = re.compile(r"\b(documents|input|items|queries)\[\d+\]")
-OK = 200
-ID_DIGITS = 24
 GROUP_ROWS = 2048  # most rows of one request
-# Most characters of one request, for each token of a batch. A request then takes about two batches,
-# so that results come every few seconds even on a slow machine.
+# Most characters of one request per token of a batch. A request then takes about two batches, so
+# results come every few seconds even on a slow machine.
 GROUP_TEXT = 8
 ALIKE = 256  # characters; rows that begin alike share a request, so these are computed once
 BATCHES = 8  # full batches of tokens that are in flight for each replica
@@ -48,7 +45,7 @@ SAVE_EVERY = 10.0  # seconds of scoring between saves
 
 
 class TextRow(NamedTuple):
-    """A row's query and item, or of a line of requests its body and the whole line."""
+    """A row's query and item; for a line of requests, its body and the whole line."""
 
     query: str
     item: str
@@ -70,11 +67,6 @@ class Unit:
     prepared: PreparedBody[Any] | GpuscoreError
     losses: int = 0
 
-    @property
-    def request(self) -> ScoreRequest | None:
-        """The request for the engine; None if the engine is not needed."""
-        return None if isinstance(self.prepared, GpuscoreError) else self.prepared.request
-
     def answer(self, result: ScoreResult | None) -> bytes:
         """Return the server's answer; raise GpuscoreError if there is no request."""
         if isinstance(self.prepared, GpuscoreError):
@@ -83,7 +75,7 @@ class Unit:
         return b"".join(DIALECT_OF[self.record.route].encode(self.prepared))
 
 
-class Steps:
+class UnitBuilder:
     """Builds requests as the server does, for one model."""
 
     def __init__(self, options: BatchOptions, served: ServedModel) -> None:
@@ -105,8 +97,8 @@ class Steps:
         return Unit(rows, record, prepared)
 
 
-class TableTask(Steps):
-    """The scores of a table's rows.
+class TableTask(UnitBuilder):
+    """Scores the rows of a table.
 
     Raises:
         ConfigError: there are no labels and no prompt family, or the family does not fit the
@@ -187,62 +179,54 @@ class RequestLine(msgspec.Struct):
     body: msgspec.Raw
 
 
-_line = msgspec.json.Decoder(RequestLine)
-
-
-class RequestTask(Steps):
-    """The answers to lines of requests."""
+class RequestTask(UnitBuilder):
+    """Answers lines of requests."""
 
     def texts(self, row: Row) -> tuple[str, str] | str:
         """Return the body and the whole line of a request, or a text that says why it is bad."""
         try:
             text = row if isinstance(row, str) else row.decode()
-            return bytes(_line.decode(text).body).decode(), text
+            return bytes(msgspec.json.decode(text, type=RequestLine).body).decode(), text
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return f"the line is not a request: {error}"
 
     def units(self, rows: Sequence[TextRow]) -> Iterator[Unit]:
         """Yield the request of each line."""
         for row in rows:
-            line = _line.decode(row.item)
+            line = msgspec.json.decode(row.item, type=RequestLine)
             name = f"{row.part}:{row.place}:{line.custom_id}"  # the same in every run of the job
-            number = hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS]
-            record = RequestRecord(number, route=line.url)
-            yield self.unit([row], record, bytes(line.body))
+            number = hashlib.sha256(name.encode()).hexdigest()[:24]
+            yield self.unit([row], RequestRecord(number, route=line.url), bytes(line.body))
 
     def results(self, unit: Unit, result: ScoreResult | None) -> Sequence[Result]:
         """Return the answer; raise GpuscoreError if it is an error."""
-        return [_answer(unit, OK, unit.answer(result))]
+        return [_answer(unit, 200, unit.answer(result))]
 
     def failed(self, unit: Unit, error: GpuscoreError) -> Result:
         """Return the answer to a line that has failed."""
         if isinstance(unit.prepared, PreparedBody):
-            places = scored_places(unit.prepared.errors, unit.prepared.body.num_items)
-            error = renumbered(error, places)
+            error = renumbered(error, unit.prepared.scored_places)
         return _answer(unit, error.status, error_json(error, unit.record))
 
 
 def _answer(unit: Unit, status: int, body: bytes) -> bytes:
-    (row,) = unit.rows
     number = unit.record.request_id
     # "error" is null, because the body holds the server's error.
     response = {"status_code": status, "request_id": number, "body": msgspec.Raw(body)}
-    names = {"id": f"batch_req_{number}", "custom_id": _line.decode(row.item).custom_id}
+    line = msgspec.json.decode(unit.rows[0].item, type=RequestLine)
+    names = {"id": f"batch_req_{number}", "custom_id": line.custom_id}
     return msgspec.json.encode({**names, "response": response, "error": None})
 
 
-Task: TypeAlias = TableTask | RequestTask
-
-
-def grouped(rows: Sequence[TextRow], task: Task) -> Iterator[Sequence[TextRow]]:
+def grouped(rows: Sequence[TextRow], model: LoadedModel) -> Iterator[Sequence[TextRow]]:
     """Divide rows into groups of one request each.
 
-    Rows with the same query form a group. Rows whose query no other row has are grouped, too, to
-    save requests: first those whose texts begin alike, since a common beginning is computed once.
+    Rows with the same query form a group. Rows with a unique query are grouped, too, to save
+    requests; those whose texts begin alike go together, because the beginning is computed once.
     """
-    builder = task.model.prompts.builder
+    builder = model.prompts.builder
     max_rows = min(GROUP_ROWS, builder.limits.max_items)
-    max_text = GROUP_TEXT * task.model.engine.limits.max_tokens
+    max_text = GROUP_TEXT * model.engine.limits.max_tokens
     # With --deterministic a score's bits depend on the query that its request shares. That must not
     # depend on which rows are left to score, so rows of different queries are not mixed.
     mix_queries = not builder.backend.deterministic_chunk
@@ -282,7 +266,9 @@ class Scoring:
         scored: called with the number of rows that got results.
     """
 
-    def __init__(self, task: Task, folder: JobFolder, scored: Callable[[int], None]) -> None:
+    def __init__(
+        self, task: TableTask | RequestTask, folder: JobFolder, scored: Callable[[int], None]
+    ) -> None:
         model = task.model
         self._task = task
         self._folder = folder
@@ -342,16 +328,17 @@ class Scoring:
                     self._set_results([TextRow("", "", number, place)], [text])
                 else:
                     rows.append(TextRow(*text, number, place))
-            yield from grouped(rows, self._task)
+            yield from grouped(rows, self._task.model)
 
     def _send(self, unit: Unit) -> None:
         """Send a unit to the engine, or wait shortly if no engine runs at the moment."""
-        if unit.request is None:
+        prepared = unit.prepared
+        if isinstance(prepared, GpuscoreError) or prepared.request is None:
             self._take(unit, None)
         elif self._task.model.engine.alive:
-            (future,) = self._task.model.engine.score_all([unit.request])
-            self._in_flight[future] = unit, unit.request.num_tokens
-            self._tokens += unit.request.num_tokens
+            (future,) = self._task.model.engine.score_all([prepared.request])
+            self._in_flight[future] = unit, prepared.request.num_tokens
+            self._tokens += prepared.request.num_tokens
             future.add_done_callback(self._done.put)
         else:
             self._retries.append(unit)
@@ -372,9 +359,8 @@ class Scoring:
     def _take(self, unit: Unit, answer: "Future[ScoreResult] | None") -> None:
         try:
             results = self._task.results(unit, None if answer is None else answer.result())
-        except GpuscoreError as failure:
-            error = failure
-            lost = isinstance(failure, Unavailable)  # its engine ended
+        except GpuscoreError as error:
+            lost = isinstance(error, Unavailable)  # its engine ended
             if lost and unit.losses + 1 < MAX_LOSSES:
                 self._retries.append(replace(unit, losses=unit.losses + 1))
                 return

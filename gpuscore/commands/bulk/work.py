@@ -204,8 +204,8 @@ def publish(options: BatchOptions, folder: JobFolder, any_bad: bool) -> None:
 
 
 def refuse_existing(path: Path, new: Path | None = None) -> None:
-    """Raise ConfigError if a file or link of the output's name exists, unless it equals the `new`
-    one: then an earlier run has renamed it."""
+    """Raise ConfigError if a file or link of the output's name exists, unless it equals `new`,
+    because an earlier run has put it there."""
     if not os.path.lexists(path):
         return
     if new is None or path.is_symlink() or not filecmp.cmp(path, new, shallow=False):

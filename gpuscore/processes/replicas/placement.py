@@ -34,20 +34,20 @@ print(*(torch.cuda.mem_get_info(number)[0] for number in range(count)))
 
 
 def places_of_all(models: Sequence[ServedConfig], devices: str | None) -> list[list[Placement]]:
-    """Return each model's placements: on every device of `--devices`, or on the only one of
-    `--device`, one engine of each model.
+    """Return each model's placements: one engine on each device of `--devices`, or one engine on
+    `--device`.
 
-    A replica on a GPU sees that GPU alone; with `--tensor-parallel N`, N neighbours in the list
-    are one replica's. Engines that share a device each have keys and values of `--kv-cache-size`,
-    and are held against its free memory together. On CPUs they get equal parts of the cores.
+    A replica on a GPU sees only that GPU; with `--tensor-parallel N`, it gets N GPUs that follow
+    each other in the list. Engines that share a device each take `--kv-cache-size` for keys and
+    values, and must fit its free memory together. On CPUs they get equal parts of the cores.
 
     Args:
         models: the served models, in the order of `--model`.
         devices: `--devices`.
 
     Raises:
-        ConfigError: a device is unknown or cannot be used; a setting is missing or does not go with
-            several engines on a device; or they do not fit together.
+        ConfigError: a device is unknown or cannot be used; a setting is missing, or not supported
+            with several engines on a device; or they do not fit together.
     """
     first = models[0].config
     bases = _bases(first, devices)
@@ -72,9 +72,7 @@ def places_of_all(models: Sequence[ServedConfig], devices: str | None) -> list[l
     cores: Iterator[tuple[int, ...]] = iter(_core_parts(engines)) if on_cpu else repeat(())
 
     def place(base: Placement, model: ModelConfig) -> Placement:
-        # No engine on a CPU can tell whether float32 fits for all.
-        placed = replace(model, device=device)
-        return structs.replace(base, model=placed, cores=next(cores))
+        return structs.replace(base, model=replace(model, device=device), cores=next(cores))
 
     return [[place(base, model.config) for base in bases] for model in models]
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 TICK = 0.1  # seconds between two checks of a silent child
 RETRY_AFTER = 5  # seconds that a client should wait for a lost engine
-AT_ONCE = 1000  # items of a request that its caller's thread encodes, in some 0.5 ms
+AT_ONCE = 1000  # most items of a request that the caller's thread encodes, in about 0.5 ms
 
 
 class _Lost(Exception):
@@ -51,8 +51,8 @@ class EngineClient:
         command: starts the child (`gpuscore.processes.worker.process.command`).
         start: the model to load, its place, and the engine's limits.
         patience: times and counts after which a child is killed, or not started again.
-        everyone: the engines of all models; more may be added after it. While another one may
-            still serve, a child that failed too often is started again all the same.
+        everyone: the engines of all models; more may be added later. As long as one of them may
+            still serve, a child that failed too often is restarted, too.
 
     Attributes:
         started: the limits of the first child, once the model is loaded and warm. It raises
@@ -113,7 +113,7 @@ class EngineClient:
     def stats(self) -> EngineStats:
         """Return the stats of the last heartbeat, with counters that add up all children.
 
-        They lack the work of a lost child since its last heartbeat.
+        The work of a lost child after its last heartbeat is missing.
         """
         return replace(self._stats, heartbeat_age=self._silence, restarts=self.restarts)
 
@@ -201,7 +201,7 @@ class EngineClient:
         try:
             self._watch(process.pipe)
         except (_Lost, ProtocolError, EOFError) as error:
-            reason = str(error)  # none of an EOFError: it will exit soon
+            reason = str(error)  # empty for an EOFError: the child exits soon
         finally:
             self._child_lost()
             ended = process.end()
@@ -260,7 +260,7 @@ class EngineClient:
             self._ready_at = monotonic()
             self._silence = 0.0
             self._pipe = pipe
-        if not self.started.done():  # only now: who waits for it may send requests at once
+        if not self.started.done():  # last, because a waiting thread may send requests at once
             self.about = message.about
             self.started.set_result(message.limits)
 
@@ -275,7 +275,7 @@ class EngineClient:
         )
 
     def _child_lost(self) -> None:
-        """Note that there is no child, which will send no further answers."""
+        """Note that the child is lost, and fail the requests that it has not answered."""
         with self._lock:
             self._pipe = None
             futures = [future for _, future in self._waiting.values()]

@@ -29,7 +29,7 @@ class Patience:
 
 
 def ignore_stops() -> None:
-    """Ignore STOPS, because only the parent acts on them; child processes inherit no block."""
+    """Ignore STOPS, on which only the parent acts. Unblock them: children would inherit a block."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

@@ -173,8 +173,8 @@ def _fields(content: msgspec.Struct) -> list[Any]:
 
 
 def _sent(value: Any) -> Any:
-    """Return a field as it is sent: an array as bytes, a table with its width, rows of arrays
-    joined with their lengths, and one array that all rows share once, with their number."""
+    """Return a field as it is sent: an array as bytes; a table with its width; several arrays
+    joined, with their lengths; several references to one array as this array and their number."""
     if isinstance(value, Readouts):
         return _fields(value)
     if isinstance(value, np.ndarray):
@@ -190,7 +190,7 @@ def _sent(value: Any) -> Any:
 
 
 def _received(kind: Any, value: Any) -> Any:
-    """Return a field of a kind, an array or rows of them, made from what `_sent` has returned."""
+    """Return a field of a kind, an array or several, from what `_sent` has returned."""
     if kind is Int32Rows or kind is Float32Rows:
         data, lengths = value
         values: NDArray[Any] = np.frombuffer(data, _INT32 if kind is Int32Rows else _FLOAT32)
@@ -208,7 +208,7 @@ def _received(kind: Any, value: Any) -> Any:
 
 
 def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
-    """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
+    """Return the request; raise ProtocolError if sizes disagree or the model has no such id."""
     items = request.item_ids
     if not items or len(items) != len(request.label_ids):
         raise ProtocolError(f"{len(request.label_ids)} label lists for {len(items)} items")
@@ -255,8 +255,8 @@ class Pipe:
         self._queue: deque[Callable[[], bytes]] = deque()
         self._sending = threading.Lock()  # held by the thread that takes messages from the queue
         self._out = bytearray()  # of messages that are sent in part
-        # One for the whole time: a new block of this size for each receive, then cut to what came,
-        # would split the heap into pieces too small for the next batch.
+        # One buffer for all receives: a new block for each, cut to its content, would leave gaps in
+        # the heap that are too small for the next batch.
         self._received = memoryview(bytearray(_PIECE))
         self._in = bytearray()
 
@@ -269,10 +269,10 @@ class Pipe:
         """Queue messages, to be sent in this order; never blocks.
 
         Args:
-            messages: functions that encode one each.
+            messages: functions, each of which encodes one message.
             now: if nothing else is to be sent, encode and send them in the caller's thread, as far
-                as the pipe has room. That is faster than to wake the reading thread, which sends
-                messages together that came meanwhile: so only for a request that is alone.
+                as the pipe has room. This is faster than waking the reading thread. But that thread
+                sends waiting messages together, so `now` is only for a request that is alone.
         """
         now = now and self.idle
         self._queue.extend(messages)
@@ -345,7 +345,7 @@ class Pipe:
                     del self._out[: self._sock.send(self._out)]
         except BlockingIOError:
             pass  # `read` goes on when there is room
-        except OSError:  # the other side is gone, as `read` will tell
+        except OSError:  # the other side is gone, which `read` will report
             self._queue.clear()
             self._out.clear()
         except Exception:

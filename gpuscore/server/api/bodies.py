@@ -44,7 +44,6 @@ from gpuscore.text.boundaries import announce
 from gpuscore.types.item_errors import renumbered
 from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord, record_of
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import scored_places
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -145,12 +144,12 @@ def json_response(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type=JSON)
 
 
-PIECE_SENT = 2**16  # bytes; a connection waits for its client while about as many are on their way
+PIECE_SENT = 2**16  # bytes; a connection waits for its client once about so many are not taken
 
 
 class InPieces(Response):
-    """An answer that is sent as the client takes it, and never made whole: to join its pieces would
-    take the memory twice, and all threads would wait for it."""
+    """An answer that is sent piece by piece, as the client takes it. Joining the pieces would take
+    the memory twice, and all threads would wait for it."""
 
     def __init__(
         self, pieces: Iterable[bytes], kind: str = JSON, headers: Mapping[str, str] | None = None
@@ -186,7 +185,7 @@ async def answer(
     """Return the answer to a body.
 
     Args:
-        reserve: counts the bytes that the answer has at most; raises AnswerTooLarge or Overloaded.
+        reserve: called with the most bytes of the answer; raises AnswerTooLarge or Overloaded.
 
     Raises:
         GpuscoreError: the request is refused or has failed; each subclass is one code.
@@ -210,7 +209,7 @@ async def answer(
         try:
             prepared.result = await service.run(model, prepared.request, record)
         except NonfiniteScore as error:
-            raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
+            raise renumbered(error, prepared.scored_places) from error
     with nullcontext() if body.num_items is None else record.stage(RESPOND):
         if body.num_items is not None:
             record.prompt_tokens = prepared.prompt_tokens

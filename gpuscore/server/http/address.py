@@ -9,8 +9,8 @@ from gpuscore.errors import ConfigError
 
 BACKLOG = 2048  # connections that the kernel holds for one socket
 ACCEPTS = 128  # connections that a round of the loop accepts: asyncio's own backlog
-# Descriptors for all but connections, and for those that are accepted only to be closed, which
-# asyncio does some rounds later.
+# File descriptors for everything else, and for connections over the limit: asyncio accepts them and
+# closes them some rounds later.
 RESERVE = 4 * ACCEPTS
 
 
@@ -22,7 +22,7 @@ def bind(config: ServerConfig) -> socket.socket:
     except OSError as error:
         reason = str(error.strerror)
         if error.errno == errno.EADDRINUSE:
-            reason += "; name another by --port, with make by PORT="
+            reason += "; choose another with --port, or PORT= with make"
         raise ConfigError(
             f"cannot bind --host {config.host} --port {config.port}: {reason}"
         ) from error

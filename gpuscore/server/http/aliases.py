@@ -12,8 +12,8 @@ from gpuscore.dialects.paths import GENERATING_PATHS, GROUPS, OPEN_PATHS, PROBE_
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import ConfigError
 
-# Routes that may have other paths. Others are left out: whoever may reach a path of the platform's
-# must not read by it what the server tells its operator.
+# Routes that may have other paths. Others are left out: callers who may use the platform's paths
+# must not read there what the server tells its operator.
 ROUTES = (*(path for path in DIALECT_OF if path not in GENERATING_PATHS), *PROBE_PATHS)
 _EXISTING = {*DIALECT_OF, *OPEN_PATHS, *(path for group in GROUPS.values() for path in group)}
 _FILES = ("/docs/", "/ui/")  # folders of the pages' files

@@ -47,7 +47,7 @@ START_BYTES = 2**18
 SLICES = 8  # connections that parse in a round
 BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
-COUNT = "count"  # in it, too: a function that counts bytes which do not arrive on the connection
+COUNT = "count"  # in it, too: a function that counts unpacked bytes and those of the answer
 _CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
 CLOSE = (b"connection", b"close")
 
@@ -58,17 +58,17 @@ Answer = tuple[int, Fields, bytes]  # status, header fields, body
 class Gate:
     """The middleware that checks, admits, answers errors, marks answers and keeps the record.
 
-    It finds the route itself, so that keys, limits and the work can not disagree about the path. It
+    It finds the route itself, so that keys, limits and the work cannot disagree about the path. It
     treats HEAD as GET; the connection sends no body.
 
     Args:
-        app: the routes, and what is not HTTP.
+        app: has the routes, and gets whatever is not HTTP.
         config: the limits and aliases.
         keys: the valid API keys.
         operations: gets the records; the backlogs of its service decide what is admitted.
         hosts: the names that the server answers to (`read_hosts`).
         open_paths: paths that need no key.
-        pieces: returns how many of so many pieces of work a round does (`Rounds.pieces`).
+        pieces: returns how many pieces of work a round may do: at least so many (`Rounds.pieces`).
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class Gate:
             self.operations.finish(record, scope["headers"])
 
     def refusal(self, scope: Scope) -> Answer | None:
-        """Check a head, which `__call__` then does not; return the answer if it is refused, after
-        which the request is over.
+        """Check a head, so that `__call__` need not. Return the answer if it is refused; then the
+        request is over.
         """
         try:
             self._check(scope)
@@ -187,7 +187,7 @@ class Gate:
     def _reader(
         self, request: AdmittedRequest, scope: Scope, record: RequestRecord, receive: Receive
     ) -> Callable[[], Awaitable[Message]]:
-        """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
+        """Return a `receive` that counts the body, enforces its deadline and its limit, and makes
         the work wait for its turn."""
         seconds = self.config.client_timeout
         announced = int(dict(scope["headers"]).get(b"content-length", 0))
@@ -196,7 +196,7 @@ class Gate:
 
         async def read() -> Message:
             nonlocal complete
-            if complete:  # what comes now is the client's leaving, however late
+            if complete:  # the only message that may follow says that the client has left
                 return await receive()
             self._check_size(announced)
             late = partial(RequestTimeout, f"the body was not complete after {seconds:g} seconds")

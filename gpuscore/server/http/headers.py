@@ -53,13 +53,13 @@ def invalid() -> InvalidRequest:
 
 
 def check_beginning(data: bytearray, start: int) -> None:
-    """Raise InvalidRequest if a head that begins so, checked up to `start`, cannot be valid."""
+    """Raise InvalidRequest if no valid head begins like this; bytes before `start` are checked."""
     if _BARE.search(data, start) or not _BEGINNING.match(data):
         raise invalid()
 
 
 def readable(head: bytes) -> bytes:
-    """Return a whole head without the upgrade at which llhttp would stop; raise InvalidRequest."""
+    """Hide the upgrade, at which llhttp would stop; raise InvalidRequest for a malformed head."""
     if not _HEAD.fullmatch(head):
         raise invalid()
     return _UPGRADE.sub(_IGNORED, head) if b"pgrade" in head.lower() else head
@@ -108,7 +108,7 @@ def request_seconds(request: Request, longest: float) -> float:
 
 
 def check_host(headers: Headers, names: frozenset[str] | None) -> None:
-    """Raise InvalidRequest if a head calls the server neither by a loopback name nor one of these.
+    """Raise InvalidRequest unless a head names the server by a loopback name or one of `names`.
 
     A head without a name passes: browsers always send one. So does any name if `names` is None.
     """
@@ -122,8 +122,8 @@ def check_host(headers: Headers, names: frozenset[str] | None) -> None:
 
 
 def read_hosts(config: ServerConfig, keys: int) -> frozenset[str] | None:
-    """Return the names, besides loopback names, of a server with so many keys; None if it answers
-    to any.
+    """Return the names, besides loopback names, that a server with `keys` keys answers to; None =
+    any name.
 
     Raises:
         ConfigError: `--allowed-hosts` has a value that no Host field can have.
@@ -197,8 +197,8 @@ class ApiKeys:
             return NO_KEY
         sent = [(name, _key(name, value)) for name, value in headers if name in KEY_HEADERS]
         keys = {key for _, key in sent}
-        # Of two keys a proxy could read one and we the other, and so take the request for two
-        # different owners'.
+        # With two keys, a proxy could read one and this server the other, and they would disagree
+        # about the request's owner.
         clear = len(keys) == 1 and len(sent) == len({name for name, _ in sent})
         digest = hashlib.sha256(keys.pop() if clear else b"").digest()
         matches = [hmac.compare_digest(digest, known) for known in digests]

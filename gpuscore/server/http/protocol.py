@@ -83,7 +83,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             transport.abort()
             return
         super().connection_made(transport)
-        # This connection itself decides when to read; what uvicorn has of it wakes it.
+        # This connection itself decides when to read. Where uvicorn would resume reading, it wakes.
         self.flow.resume_reading = self.wake  # type: ignore[method-assign]
         self._await(HEAD, self._gate.config.client_timeout)
 
@@ -161,12 +161,12 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         return not self._busy and not self.flow.write_paused
 
     def _ends_within(self, cycle: RequestResponseCycle, most: int) -> bool:
-        """Return True if at most so many bytes of the body are to come, and do come."""
+        """Return True if at most `most` bytes of the body are left, and the client sends them."""
         rest = self._left if self._in_body else 0
         return rest is not None and rest <= most and not cycle.waiting_for_100_continue
 
     def wake(self) -> None:
-        """Go on in a later round with bytes that wait; the application has taken some of a body."""
+        """Parse waiting bytes in a later round; the application has taken some of a body."""
         if not self._needs and not self._queued:
             self._queued = True
             self._gate.turns.add(self._parse)
@@ -287,7 +287,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     # From answers to bytes.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: object) -> None:
-        """Leave it to `_begin`, once llhttp has parsed the whole head."""
+        """Do nothing: `_begin` starts the application once the whole head is parsed."""
 
     async def _run(self, cycle: RequestResponseCycle) -> None:
         """Run the application; it is cancelled if the client leaves."""
@@ -299,7 +299,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
                 self.transport.abort()
 
     async def _send(self, cycle: RequestResponseCycle, message: Message) -> None:
-        """Write a message of an answer whose size its head tells; the head waits for the body."""
+        """Write a message of an answer with a Content-Length; its head waits for the body."""
         if cycle.disconnected:
             return
         if message["type"] == "http.response.start":
@@ -356,9 +356,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         return keep_alive and not closes
 
     def _close(self) -> None:
-        """Close once all is sent; a client that still sends sees at first only that nothing more
-        will come. Closing a socket with unread bytes resets its connection, and an answer on its
-        way is lost."""
+        """Close once all is sent. If the client still sends, end only our side at first: closing a
+        socket with unread bytes resets the connection, and an answer on its way would be lost."""
         if self._closing:
             return
         if not (self._in_body or self._broken):
@@ -373,13 +372,13 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._await(LINGERS, LINGER)
 
     def _drop(self, size: int) -> None:
-        """Count bytes that are read for nothing, and read no more if they are too many."""
+        """Count bytes that are dropped, and close the connection if they are too many."""
         self._spare -= size
         if self._spare < 0:
             self.transport.close()
 
     def _await(self, state: str, seconds: float | None = None) -> None:
-        """Wait for so many seconds at most."""
+        """Set what the connection waits for, and for how many seconds; None = no limit."""
         self._state = state
         if self._timer is not None:
             self._timer.cancel()

@@ -60,7 +60,7 @@ _GAUGES: _Rows = (
         "stats.capacity",
     ),
 )
-# Families with a further label: name, help, and the values of the label with their attributes.
+# Families with one more label: name, help, and an attribute for each value of the label.
 _OOM = (
     "oom",
     "Forward passes that ran out of memory: retried in smaller batches, or failed with a request",
@@ -123,7 +123,7 @@ def _divided(
     label: str,
     replicas: Sequence[ReplicaState],
 ) -> Metric:
-    """Return a family with a further label, which has a value for each part."""
+    """Return a family with one more label, whose values are the names of `parts`."""
     family = kind(f"gpuscore_{name}", what, labels=[*LABELS, label])
     for replica in replicas:
         for value, attribute in parts.items():

@@ -43,7 +43,7 @@ LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 SHOWN = ("code", "items", "prompt_tokens", "cached_tokens", "total_ms")  # on a terminal
 SHOWN_TENANT = 8  # hex digits of the key's hash
 _STAGES = {
-    "tokenize": "Text to ids, checks and factoring, with the wait for a thread",
+    "tokenize": "Text to ids, checks and the split of prompts, with the wait for a thread",
     "queue": "From the arrival in the engine until the first batch was chosen",
     "batch": "From choosing the first batch until it was laid out and launched",
     "device": "From launching the first batch until the last result was collected",
@@ -112,7 +112,7 @@ class Metrics:
         }
 
     def finished(self, record: RequestRecord) -> None:
-        # In the labels' order: by name they would cost a microsecond more.
+        # The values are in the labels' order; keywords would cost a microsecond more.
         self._requests(record.route, record.method, record.status, record.code, record.model).inc()
         if record.code == CLIENT_LEFT_CODE:
             self._cancelled(record.progress).inc()

@@ -59,11 +59,11 @@ def _carrier(headers: Headers) -> dict[str, str]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int]:
-    """Return a span's attributes, by OpenTelemetry's conventions for HTTP and generative AI where
-    they have a name.
+    """Return a span's attributes. If OpenTelemetry's conventions for HTTP and generative AI have a
+    name, it is used.
 
-    "score" is an operation of our own: none of the conventions' only reads prompts. Only what is
-    scored is an operation, and none has output tokens, because none are made.
+    "score" is our own operation, because the conventions have none that only reads prompts. A
+    request that scores nothing has no operation. No output tokens are given, as none are generated.
     """
     model = record.model or None
     scores = model is not None and record.items is not None

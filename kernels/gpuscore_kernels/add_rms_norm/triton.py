@@ -6,7 +6,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.launch import next_power_of_two
 
 MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 
@@ -50,7 +49,7 @@ def add_rms_norm_kernel(
 
 @chosen_once
 def _launch(width: int, has_delta: bool, one_plus: bool) -> CachedLaunch:
-    block = next_power_of_two(width)
+    block = triton.next_power_of_2(width)
     constants = {"WIDTH": width, "BLOCK": block, "HAS_DELTA": has_delta, "ONE_PLUS": one_plus}
     return row_launch(add_rms_norm_kernel, constants, dtypes=(0, 2))
 
@@ -63,7 +62,7 @@ def add_rms_norm(
     Args:
         x: [T, E], float32 or in the weight's dtype; the elements of a row are contiguous, rows need
             not be.
-        delta: [T, E] in the weight's dtype, as x in memory, or None for 0.
+        delta: [T, E] in the weight's dtype, in memory like x; None: 0.
         weight: [E].
         eps: added to the mean square.
         one_plus: Gemma's form: multiply by 1 + weight.

@@ -44,8 +44,7 @@ def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
     """Write rows into tails: a slot, and the places of its rows, are an entry of int32 kept
     [K + 1, kernel], whose last one has slot -1. Its own rows may only move forward, and an entry
     may read a slot that a later one writes."""
-    slots = kept[:-1, 0].long()
-    tails.index_copy_(0, slots, _rows_at(mixed, tails, kept[:-1, 1:]))
+    tails[kept[:-1, 0]] = _rows_at(mixed, tails, kept[:-1, 1:])
 
 
 def _rows_at(mixed: Tensor, tails: Tensor, places: Tensor) -> Tensor:
@@ -82,18 +81,18 @@ def delta_rule(
     rows = len(convolved)
     keys = heads * key_size
     repeat = len(decay) // heads
-    q = convolved[:, :keys].view(rows, heads, 1, 1, key_size)
-    k = convolved[:, keys : 2 * keys].view(rows, heads, 1, 1, key_size)
-    v = convolved[:, 2 * keys :].view(rows, heads, repeat, 1, -1)
-    b, log = (x.view(rows, heads, repeat, 1, 1) for x in strengths(gates, decay, bias))
+    q, k, v = convolved.tensor_split((keys, 2 * keys), dim=1)
+    q, k = (x.view(rows, heads, 1, 1, key_size) for x in (q, k))
+    by_value_head = v, *strengths(gates, decay, bias)
+    v, b, log = (x.reshape(rows, heads, repeat, 1, -1) for x in by_value_head)
     a = log.exp()
     out = torch.empty_like(v)
     states = pool.view(*pool.shape[:3], repeat, -1).transpose(2, 3)  # [slots, Hk, R, Dk, Dv]
-    held = {-1: torch.zeros_like(states[0])}
+    places = *states, *states.new_zeros(walks.held + 1, *states.shape[1:])  # from the end: -1, -2
     chunks = walks.chunks.tolist()
     begins = walks.begins.tolist()
     for first, behind, source in torch.cat(walks.walks).tolist():
-        state = states[source] if source >= 0 else held[source]
+        state = places[source]
         for (start, *targets), (stop, *_) in pairwise(chunks[first : behind + 1]):
             begun = state
             for row in range(start, stop):
@@ -101,8 +100,6 @@ def delta_rule(
                 state = state.addcmul(k[row].mT, b[row] * (v[row] - k[row] @ state))
                 out[row] = q[row] @ state
             for target in targets:
-                if target >= 0:
-                    states[target] = state
-                elif target < -1:
-                    held[target] = state
+                if target != -1:
+                    places[target].copy_(state)
     return out.view(rows, heads * repeat, -1)

@@ -12,39 +12,40 @@ from torch import Tensor
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks
 from gpuscore_kernels.delta_net.reference import EPS
-from gpuscore_kernels.launch import arch_of, next_power_of_two, row_warps
+from gpuscore_kernels.launch import arch_of
 
 BLOCK_T = tl.constexpr(CHUNK_SIZE)
 EPSILON = tl.constexpr(EPS)
-BLOCK_M = 16  # rows of a program
-TAIL_COLUMNS = 512  # of a program that keeps tails
+BLOCK_M = tl.constexpr(16)  # rows of a program
+TAIL_COLUMNS = tl.constexpr(512)  # of a program that keeps tails
+ROW_WARPS = 8  # of programs of rows: 8 elements per thread for heads of 128
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr):
-    """Return a @ b, with b in two parts where it is of float32 and a is not."""
+def dot(a, b, DTYPE: tl.constexpr):
+    """Return a @ b in a model of DTYPE; b is in two parts where it is of float32 and a is not."""
     if a.dtype == b.dtype:
-        return tl.dot(a, b, input_precision=PRECISION)
+        return tl.dot(a, b, input_precision="tf32x3" if DTYPE.is_fp32() else "tf32")
     high = b.to(a.dtype)
     return tl.dot(a, (b - high.to(tl.float32)).to(a.dtype), tl.dot(a, high))
 
 
 @triton.jit
-def merge_inverses(inv, A, offs, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+def merge_inverses(inv, A, offs, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
     """Return the inverse of matrices A, one for all of `offs`, from those of blocks of WIDTH."""
     block = offs // WIDTH
     width = 1
     while width * WIDTH < offs.shape[0]:
         # From one block of each two to the other.
         between = (block[:, None] // width) ^ (block[None, :] // width) == 1
-        step = dot(inv, A * between.to(tl.float32), PRECISION)
-        inv -= dot(step, inv, PRECISION)
+        step = dot(inv, A * between.to(tl.float32), DTYPE)
+        inv -= dot(step, inv, DTYPE)
         width *= 2
     return inv
 
 
 @triton.jit
-def inverse(A, offs_t, PRECISION: tl.constexpr):
+def inverse(A, offs_t, DTYPE: tl.constexpr):
     """Return the inverse of a triangular matrix with 1 on its diagonal, which is not read.
 
     Inverses of blocks of 1, 2, 4 rows and so on are put together by products, which are small up to
@@ -57,11 +58,10 @@ def inverse(A, offs_t, PRECISION: tl.constexpr):
     same = (block[:, None] == block[None, :])[:, None, :, None]
     diagonal = tl.where(same, tl.reshape(A, [BLOCKS, 16, BLOCKS, 16]), 0.0)
     diagonal = tl.sum(diagonal, axis=2)
-    unit = (inner[:, None] == inner[None, :])[None, :, :]
-    inv = tl.where(unit, 1.0, tl.zeros_like(diagonal))
-    inv = merge_inverses(inv, diagonal, inner, 1, PRECISION=PRECISION)
+    inv = tl.where(inner[:, None] == inner[None, :], 1.0, tl.zeros_like(diagonal))
+    inv = merge_inverses(inv, diagonal, inner, 1, DTYPE)
     inv = tl.reshape(tl.where(same, inv[:, :, None, :], 0.0), [BLOCK_T, BLOCK_T])
-    return merge_inverses(inv, A, offs_t, 16, PRECISION=PRECISION)
+    return merge_inverses(inv, A, offs_t, 16, DTYPE)
 
 
 @triton.jit
@@ -88,8 +88,6 @@ def systems_kernel(
     REPEAT: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Prepare a chunk for a value head, without a state.
 
@@ -98,6 +96,7 @@ def systems_kernel(
     system A of what rows write, times their strengths beta, which turns values that are new into
     what the rows write; and scores of queries and keys, which turn that into outputs.
     """
+    DTYPE: tl.constexpr = convolved.dtype.element_ty
     HEADS: tl.constexpr = KEY_HEADS * REPEAT
     KEYS: tl.constexpr = KEY_HEADS * KEY_SIZE
     COLUMNS: tl.constexpr = 2 * KEYS + HEADS * VALUE_SIZE
@@ -105,7 +104,7 @@ def systems_kernel(
     head = tl.program_id(0) % HEADS
     start = tl.load(chunks + chunk * 4).to(tl.int64)
     offs_t = tl.arange(0, BLOCK_T)
-    offs_k = tl.arange(0, BLOCK_K)
+    offs_k = tl.arange(0, max(16, triton.next_power_of_2(KEY_SIZE)))
     length = tl.load(chunks + chunk * 4 + 4) - start
     if length <= 0:  # padding of a graph
         return
@@ -129,10 +128,10 @@ def systems_kernel(
     since = g[:, None] - g[None, :]
     between = tl.exp(tl.where(seen, since, float("-inf")))
     squares += row_head * 2 * BLOCK_T + offs_t[:, None] * (2 * HEADS * BLOCK_T) + offs_t[None, :]
-    qk = dot(q, tl.trans(k), PRECISION) * between
+    qk = dot(q, tl.trans(k), DTYPE) * between
     tl.store(squares + BLOCK_T, qk, mask=mask_t[:, None])
-    A = dot(k, tl.trans(k), PRECISION) * between * beta[:, None]
-    tl.store(squares, inverse(A, offs_t, PRECISION) * beta[None, :], mask=mask_t[:, None])
+    A = dot(k, tl.trans(k), DTYPE) * between * beta[:, None]
+    tl.store(squares, inverse(A, offs_t, DTYPE) * beta[None, :], mask=mask_t[:, None])
 
 
 @triton.jit
@@ -155,8 +154,6 @@ def walk_kernel(
     REPEAT: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
@@ -167,6 +164,7 @@ def walk_kernel(
     outputs, and moves the state to the chunk's end. The next chunk is fetched meanwhile. Without
     CHAIN each walk has one chunk and keeps no state.
     """
+    DTYPE: tl.constexpr = convolved.dtype.element_ty
     HEADS: tl.constexpr = KEY_HEADS * REPEAT
     KEYS: tl.constexpr = KEY_HEADS * KEY_SIZE
     WIDTH: tl.constexpr = REPEAT * VALUE_SIZE  # of a state's row
@@ -181,7 +179,7 @@ def walk_kernel(
     source = tl.load(walks + 2).to(tl.int64)
     key_head = head // REPEAT
     offs_t = tl.arange(0, BLOCK_T)
-    offs_k = tl.arange(0, BLOCK_K)
+    offs_k = tl.arange(0, max(16, triton.next_power_of_2(KEY_SIZE)))
     offs_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     is_k = offs_k < KEY_SIZE
     is_v = offs_v < VALUE_SIZE
@@ -205,19 +203,19 @@ def walk_kernel(
         square = squares + row_head * 2 * BLOCK_T
         square += offs_t[:, None] * (2 * HEADS * BLOCK_T) + offs_t[None, :]
         k = tl.load(ptr_q + KEYS + at_k, mask=mask_k, other=0.0)
-        known = tl.exp(g)[:, None] * dot(k, state, PRECISION)
+        known = tl.exp(g)[:, None] * dot(k, state, DTYPE)
         v = tl.load(ptr_v + offs_t[:, None] * COLUMNS + offs_v[None, :], mask=mask_v, other=0.0)
         inv = tl.load(square, mask=mask_t[:, None], other=0.0)
-        written = dot(inv, v.to(tl.float32) - known, PRECISION)
+        written = dot(inv, v.to(tl.float32) - known, DTYPE)
         q = tl.load(ptr_q + at_k, mask=mask_k, other=0.0)
-        acc = tl.exp(g)[:, None] * dot(q, state, PRECISION)
+        acc = tl.exp(g)[:, None] * dot(q, state, DTYPE)
         qk = tl.load(square + BLOCK_T, mask=mask_t[:, None], other=0.0)
-        acc += dot(qk, written, PRECISION)
+        acc += dot(qk, written, DTYPE)
         at_out = offs_t[:, None] * (HEADS * VALUE_SIZE) + offs_v[None, :]
         tl.store(out + row_head * VALUE_SIZE + at_out, acc, mask=mask_v)
         if CHAIN:
             kept = written * tl.exp(g_end - g)[:, None]
-            state = tl.exp(g_end) * state + dot(tl.trans(k), kept, PRECISION)
+            state = tl.exp(g_end) * state + dot(tl.trans(k), kept, DTYPE)
             for target in tl.static_range(1, 4):
                 slot = tl.load(entry + target).to(tl.int64)
                 if slot != -1:
@@ -244,8 +242,6 @@ def convolve_kernel(
     TAPS: tl.constexpr,
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
 ):
     """Convolve BLOCK_M rows of a head.
 
@@ -254,7 +250,7 @@ def convolve_kernel(
     """
     head = tl.program_id(1)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)
+    offs_n = tl.arange(0, triton.next_power_of_2(SIZE))
     column = head * SIZE + offs_n
     mask_m = offs_m < num_rows
     mask_n = (offs_n < SIZE) & (column < COLUMNS)
@@ -276,21 +272,11 @@ def convolve_kernel(
 
 
 @triton.jit
-def keep_tails_kernel(
-    mixed,
-    tails,
-    kept,
-    stride,
-    COLUMNS: tl.constexpr,
-    TAPS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Read all rows of one tail after the other, in SIZE of the columns, and write them to its
-    slot."""
-    offs_m = tl.arange(0, BLOCK_M)
-    column = tl.program_id(0) * SIZE + tl.arange(0, BLOCK_N)
+def keep_tails_kernel(mixed, tails, kept, stride, COLUMNS: tl.constexpr, TAPS: tl.constexpr):
+    """Read all rows of one tail after the other, in TAIL_COLUMNS of the columns, and write them to
+    its slot."""
+    offs_m = tl.arange(0, triton.next_power_of_2(TAPS - 1))
+    column = tl.program_id(0) * TAIL_COLUMNS + tl.arange(0, TAIL_COLUMNS)
     mask_m = offs_m < TAPS - 1
     mask = mask_m[:, None] & (column < COLUMNS)[None, :]
     slot = tl.load(kept).to(tl.int64)
@@ -307,21 +293,11 @@ def keep_tails_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def gated_norm_kernel(
-    x,
-    gate,
-    weight,
-    out,
-    num_rows,
-    stride,
-    eps,
-    COLUMNS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    x, gate, weight, out, num_rows, stride, eps, COLUMNS: tl.constexpr, SIZE: tl.constexpr
 ):
     """Norm BLOCK_M rows of a head, and multiply them with the weight and SiLU of the gate."""
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)
+    offs_n = tl.arange(0, triton.next_power_of_2(SIZE))
     column = tl.program_id(1) * SIZE + offs_n
     mask_n = offs_n < SIZE
     mask = (offs_m < num_rows)[:, None] & mask_n[None, :]
@@ -336,13 +312,10 @@ def gated_norm_kernel(
 
 
 @chosen_once
-def _launch_rows(
-    kernel: object, block_m: int, size: int, unspecialized: int = 1, **constants: int
+def _launch(
+    kernel: object, warps: int, stages: int = 1, unspecialized: int = 0, **constants: int
 ) -> CachedLaunch:
-    """Return the launch of programs with `block_m` rows of `size` columns."""
-    block_n = next_power_of_two(size)
-    constants |= {"SIZE": size, "BLOCK_M": block_m, "BLOCK_N": block_n}
-    options = {"num_warps": row_warps(block_m * block_n)}
+    options = {"num_warps": warps, "num_stages": stages}
     return CachedLaunch(kernel, constants, options, unspecialized=unspecialized, dtypes=(0, 1))
 
 
@@ -350,45 +323,28 @@ def convolve(
     mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
 ) -> Tensor:
     rows, columns = mixed.shape
-    out = torch.empty(mixed.shape, dtype=mixed.dtype, device=mixed.device)
-    taps = {"COLUMNS": columns, "TAPS": len(weight), "KEYS": keys}
-    launch = _launch_rows(convolve_kernel, BLOCK_M, size, **taps)
-    grid = triton.cdiv(rows, BLOCK_M), triton.cdiv(columns, size)
+    out = mixed.new_empty(rows, columns)
+    taps = {"COLUMNS": columns, "TAPS": len(weight), "KEYS": keys, "SIZE": size}
+    grid = triton.cdiv(rows, BLOCK_M.value), triton.cdiv(columns, size)
+    launch = _launch(convolve_kernel, ROW_WARPS, unspecialized=1, **taps)
     launch(grid, (mixed, tails, places, weight, out), (rows, mixed.stride(0)))
     return out
 
 
 def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
     columns = mixed.shape[1]
-    taps = kept.shape[1]
-    block_m = next_power_of_two(taps - 1)
-    sizes = {"COLUMNS": columns, "TAPS": taps}
-    launch = _launch_rows(keep_tails_kernel, block_m, TAIL_COLUMNS, unspecialized=0, **sizes)
-    grid = triton.cdiv(columns, TAIL_COLUMNS), 1
-    launch(grid, (mixed, tails, kept), (mixed.stride(0),))
+    launch = _launch(keep_tails_kernel, ROW_WARPS, COLUMNS=columns, TAPS=kept.shape[1])
+    launch((triton.cdiv(columns, TAIL_COLUMNS.value), 1), (mixed, tails, kept), (mixed.stride(0),))
 
 
 def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows, heads, size = out.shape
-    result = torch.empty((rows, heads * size), dtype=gate.dtype, device=gate.device)
-    launch = _launch_rows(gated_norm_kernel, BLOCK_M, size, COLUMNS=heads * size)
-    grid = triton.cdiv(rows, BLOCK_M), heads
+    result = gate.new_empty(rows, heads * size)
+    sizes = {"COLUMNS": heads * size, "SIZE": size}
+    launch = _launch(gated_norm_kernel, ROW_WARPS, unspecialized=1, **sizes)
+    grid = triton.cdiv(rows, BLOCK_M.value), heads
     launch(grid, (out, gate, weight, result), (rows, gate.stride(0), eps))
     return result
-
-
-@chosen_once
-def _launch_chunks(
-    kernel: object, sizes: tuple[int, int, int, int], precision: str, warps: int = 4, **more: int
-) -> CachedLaunch:
-    """Return the launch for key heads, value heads of each, and their sizes."""
-    names = ("KEY_HEADS", "REPEAT", "KEY_SIZE", "VALUE_SIZE")
-    constants: dict[str, int | str] = {**dict(zip(names, sizes, strict=True)), **more}
-    constants |= {"BLOCK_K": max(16, next_power_of_two(sizes[2])), "PRECISION": precision}
-    # What float32 would fetch ahead does not fit some devices.
-    ahead = more.get("CHAIN", False) and precision == "tf32"
-    options = {"num_warps": warps, "num_stages": 2 if ahead else 1}
-    return CachedLaunch(kernel, constants, options, dtypes=(0, 1))
 
 
 def delta_rule(
@@ -397,26 +353,27 @@ def delta_rule(
     _, key_heads, key_size, values = pool.shape
     rows = len(convolved)
     heads = len(decay)
-    chunks = len(walks.chunks) - 1
-    sizes = key_heads, heads // key_heads, key_size, values * key_heads // heads
-    kind = sizes, "tf32x3" if convolved.dtype == torch.float32 else "tf32"
-    shapes = (rows, heads), (rows, heads, 2, CHUNK_SIZE), (rows, heads, sizes[3])
-    logs, squares, out, held = (
-        torch.empty(shape, dtype=torch.float32, device=pool.device)
-        for shape in (*shapes, (walks.held, *pool.shape[1:]))
-    )
+    repeat = heads // key_heads
+    value_size = values // repeat
+    sizes = {"KEY_HEADS": key_heads, "REPEAT": repeat, "KEY_SIZE": key_size}
+    sizes["VALUE_SIZE"] = value_size
+    logs = pool.new_empty(rows, heads)
+    squares = pool.new_empty(rows, heads, 2, CHUNK_SIZE)
+    out = pool.new_empty(rows, heads, value_size)
+    held = pool.new_empty(walks.held, *pool.shape[1:])
     by_row = convolved, gates, decay, bias, walks.begins, walks.chunks, logs, squares
-    _launch_chunks(systems_kernel, *kind)((chunks * heads, 1), by_row, (gates.stride(0),))
+    grid = (len(walks.chunks) - 1) * heads, 1
+    _launch(systems_kernel, 4, **sizes)(grid, by_row, (gates.stride(0),))
     hopper = arch_of(pool) == 90
     for level, entries in enumerate(walks.walks):
         if count := entries.shape[0]:
             chain = level % 2 == 0
             # As many values of a program as leave its registers off the stack.
-            most = 64 if hopper and not chain else 16
-            block = min(most, max(16, next_power_of_two(sizes[3])))
-            walk = _launch_chunks(
-                walk_kernel, *kind, 4 if hopper or not chain else 8, BLOCK_V=block, CHAIN=chain
-            )
+            block = 64 if hopper and not chain else 16
+            warps = 4 if hopper or not chain else 8
+            # What float32 would fetch ahead does not fit some devices.
+            stages = 2 if chain and convolved.dtype != torch.float32 else 1
+            walk = _launch(walk_kernel, warps, stages, BLOCK_V=block, CHAIN=chain, **sizes)
             tensors = convolved, walks.chunks, entries, logs, squares, pool, held, out
-            walk((count * heads, triton.cdiv(sizes[3], block)), tensors, ())
+            walk((count * heads, triton.cdiv(value_size, block)), tensors, ())
     return out

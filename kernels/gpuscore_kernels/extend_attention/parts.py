@@ -4,8 +4,8 @@ divided into full and masked tiles of keys.
 Rows of one segment stand together, so most is computed from these *runs* and not from rows. Named
 tuples take a tenth of the time of frozen dataclasses to make.
 
-A call of NumPy takes about a microsecond however small the arrays are, and a small batch waits for
-its tables. So masked tiles are kept as ranges of keys, from which all are entries at the end.
+A small batch waits for its tables, and each call of NumPy takes about a microsecond, however small
+its arrays are. So masked tiles are kept as ranges of keys, and all entries are made at the end.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class Runs(NamedTuple):
 class QueryRows(NamedTuple):
     """The query rows of one table."""
 
-    order: Wide  # [M] places that the rows were given at
+    order: Wide  # [M] index of each row in the order in which they were given
     position: Ints  # [M]
     runs: Runs
     first: Wide  # [K] first row of each run's segment
@@ -87,7 +87,7 @@ class Segments(NamedTuple):
     start: Wide  # [S + 1]
     positions: Ints  # [T]
     group: Wide  # [S] groups come in this order
-    # Of each segment, and at last for place -1, no segment: first row, its position, and length.
+    # Of each segment, and at index -1 of no segment: first row, this row's position, and length.
     row: Wide  # [S + 1]
     position: Wide  # [S + 1]
     length: Wide  # [S + 1]
@@ -253,7 +253,7 @@ class FullRuns:
     """
 
     def __init__(self, count: int, shape: TileShape, edges: tuple[Wide, Wide] | None) -> None:
-        """Take the number of query tiles.
+        """Start with `count` query tiles that have no keys yet.
 
         edges: with a window, the first position that any row of each tile sees, and the first that
             all see; [count].

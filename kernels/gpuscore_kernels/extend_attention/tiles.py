@@ -214,7 +214,7 @@ class _Tiling:
         tiles[:, ROOT_BASE] = row + begin * self.shape.keys
 
     def _add_segment(self, run: FullRuns, tiles: Ints) -> None:
-        # Only the single piece of a tile has full tiles.
+        # A tile reads full tiles of its own segment only if it has a single piece.
         full = (self.first + 1) * self.query_tiles.alone
         tile = self.query_tiles.tile
         length = self.last + 1

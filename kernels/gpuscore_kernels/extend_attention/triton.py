@@ -113,7 +113,7 @@ def _attn_masked(
         same = segment == SAME
         others = tl.where((segment == SHARED) | (first_row == segment), 0, NO_KEY)
         oldest = tl.where(same, first_row, others)
-        # Keys of other segments come before a row.
+        # Keys of other segments always come before the row.
         newest = tl.where(same, batch_row, NO_KEY - 1)
         if WINDOW > 0:
             newest = tl.where(same, batch_row, position)
@@ -167,9 +167,9 @@ def extend_attention_kernel(
     """Attend BLOCK_M rows, which are a tile's tokens times the query heads of one KV head.
 
     Each program loads q once, and keeps the running maximum m_i, sum l_i and weighted values acc of
-    its rows. It goes over tiles of keys: with a window masked ones; then BLOCK_N keys of the pool
-    at a time; then of the batch; and masked ones, MASKED_N keys each. Each tile's scores move m_i;
-    acc and l_i are rescaled and added to. In the end acc / l_i is stored.
+    its rows. It goes over tiles of keys: with a window, first masked ones; then full ones of
+    BLOCK_N keys, of the pool and of the batch; then masked ones of MASKED_N keys. Each tile's
+    scores move m_i; acc and l_i are rescaled and added to. In the end acc / l_i is stored.
     """
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     kv_head = tl.program_id(1)
@@ -298,8 +298,8 @@ def extend_attention(
         softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax.
         config: sizes of the kernel's tiles.
 
-    They are float32, float16 or bfloat16 on CUDA; float32 or float16 in Triton's interpreter on a
-    CPU, which computes bfloat16 wrongly. The last dimension of every tensor is contiguous; other
+    Tensors are float32, float16 or bfloat16 on CUDA; float32 or float16 in Triton's interpreter on
+    a CPU, which computes bfloat16 wrongly. The last dimension of every tensor is contiguous; other
     strides are free.
 
     Returns:

@@ -5,7 +5,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.launch import next_power_of_two
 
 BLOCK = 1024  # columns of a program
 
@@ -46,7 +45,7 @@ def gated_kernel(
 @chosen_once
 def _launch(width: int, activation: str) -> tuple[CachedLaunch, int]:
     """Return the launch, and the number of programs of a row."""
-    block = min(BLOCK, next_power_of_two(width))
+    block = min(BLOCK, triton.next_power_of_2(width))
     constants = {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh"}
     return row_launch(gated_kernel, constants), triton.cdiv(width, block)
 

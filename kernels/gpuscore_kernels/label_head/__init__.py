@@ -28,8 +28,8 @@ Products: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 # because threads wait for each other after each piece. bench/LOG.md has the measurements.
 CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
 
-# In Triton up to so many rows have another kernel for the log-sum-exp than more rows do: the rows
-# of the smallest product on tensor cores.
+# In Triton, the log-sum-exp of up to so many rows uses smaller tiles. The smallest product on
+# tensor cores has this many rows.
 TILE_ROWS = 16
 
 

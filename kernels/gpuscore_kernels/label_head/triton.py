@@ -1,9 +1,9 @@
 """The label head in Triton.
 
 The log-sum-exp takes two kernels. The first multiplies rows with one slice of the vocabulary, tile
-by tile, and keeps each row's running maximum, sum and best tokens: none, one, or MAX_TOP in no
-order, with -inf in places that are left. The second combines a row's slices in a fixed order. Cut
-Cross-Entropy (arXiv 2411.09009) does the same in one kernel with locks, where the order of summing
+by tile, and keeps each row's running maximum, sum and best tokens. These are none, one, or MAX_TOP
+in no order, with -inf in unused places. The second combines a row's slices in a fixed order. Cut
+Cross-Entropy (arXiv 2411.09009) does the same in one kernel with locks, so its order of summing
 varies.
 """
 
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.label_head import MAX_TOP, TILE_ROWS, VocabStatistics
-from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
+from gpuscore_kernels.launch import INTERPRETER, arch_of
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Tiles of the kernel, named as its compile-time arguments, and how it is launched.
 
-    If they depend on the number of rows, so do a result's bits; with --deterministic that number is
-    always the same.
+    The choice depends on the number of rows, and so do a result's bits. With --deterministic that
+    number is always the same.
     """
 
     BLOCK_M: int  # rows
@@ -43,16 +43,16 @@ class Config:
 def config_for(arch: int, dtype: torch.dtype, few: bool) -> Config:
     """Return the configuration for up to TILE_ROWS rows (`few`) or more.
 
-    Three stages of bfloat16 take 64 KiB of shared memory, on sm_90 96 KiB, and every architecture
-    has 99 KiB: a product runs while the next tiles are copied. Few rows take as long as reading the
-    weight does. A tile for few rows only leaves 72 KiB for the weight, so that 48 KiB instead of 16
-    KiB are being copied during a product. It also has an eighth of the exponentials, during which
-    nothing is copied.
+    Three stages of bfloat16 take 64 KiB of shared memory, or 96 KiB on sm_90; every architecture
+    has 99 KiB. So a product runs while the next tiles are copied. Few rows take as long as reading
+    the weight. A smaller tile of rows leaves 72 KiB for the weight, so 48 KiB are copied during a
+    product instead of 16 KiB. It also needs an eighth of the exponentials, during which nothing is
+    copied.
     """
     if arch == INTERPRETER:
         return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)
-    # Without tensor cores accumulators and operands are in registers. With 8 warps two blocks would
-    # share a multiprocessor at the 128 registers that this leaves a thread, and spill a few.
+    # Without tensor cores, accumulators and operands are in registers. With 8 warps, two blocks
+    # would share a multiprocessor; a thread then gets only 128 registers, and spills some.
     if dtype == torch.float32:
         return Config(64, 64, 32, SLICES=128, num_warps=16, num_stages=2)
     if few:
@@ -60,11 +60,11 @@ def config_for(arch: int, dtype: torch.dtype, few: bool) -> Config:
     return Config(128, 128, 64, SLICES=128, num_warps=8, num_stages=3)
 
 
-BEST_WARPS = 4  # a row has thousands of candidates if several tokens are wanted
+BEST_WARPS = 4  # a row has thousands of candidates if a request asks for several tokens
 NO_ID = tl.constexpr(2**31 - 1)
 LABEL_BLOCK = 1024  # elements of a dot product at a time
-# With several best tokens each slice of a row keeps as many, so rows are computed in parts: these
-# take 20 MiB.
+# Rows that are computed at a time if several best tokens are kept. Each slice of each row keeps as
+# many, which takes 20 MiB.
 BEST_ROWS = 1024
 
 
@@ -89,8 +89,8 @@ def label_logits_kernel(
     BLOCK: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
-    """Compute a label's logit: each program sums the products of a row and a weight, BLOCK elements
-    at a time."""
+    """Compute one label's logit in each program: the dot product of a row and a weight, BLOCK
+    elements at a time."""
     label = tl.program_id(0)
     x = hidden + tl.load(rows + label).to(tl.int64) * hidden_stride
     w = weight + tl.load(label_ids + label).to(tl.int64) * WIDTH
@@ -110,7 +110,7 @@ def label_logits_kernel(
 def no_best(ROWS: tl.constexpr, TOP: tl.constexpr, TOP_COLUMNS: tl.constexpr):
     """Return logits and ids, each [ROWS, TOP_COLUMNS], of rows without any token yet.
 
-    Columns after TOP fill up a power of two. Nothing is larger, so they are never replaced.
+    Columns after TOP pad to a power of two. They hold infinity, so no token replaces them.
     """
     column = tl.arange(0, TOP_COLUMNS)[None, :]
     free = tl.where(column < TOP, float("-inf"), float("inf"))
@@ -176,10 +176,10 @@ def slice_statistics_kernel(
     it multiplies rows and weights, BLOCK_K elements at a time. Each tile of logits moves the
     running maximum m_i, and the sum of exponentials l_i is rescaled and added to.
 
-    With TOP over 1 best_ids and best_logits are [num_rows, SLICES, TOP], in no order. A slice with
-    fewer tokens has -inf in the places that are left.
+    With TOP over 1, best_ids and best_logits are [num_rows, SLICES, TOP], in no order. A slice with
+    fewer tokens has -inf in unused places.
 
-    `width` is not a compile-time constant, because the inner loop over it would be unrolled.
+    `width` is not a compile-time constant, so that Triton does not unroll the inner loop over it.
     """
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = offs_m < num_rows
@@ -248,7 +248,7 @@ def merge_slices_kernel(
     TOP: tl.constexpr,
     TOP_COLUMNS: tl.constexpr,
 ):
-    """Combine a row's slices, with TOP best tokens each, 0 or more; write the TOP best of all, the
+    """Combine a row's slices and, if TOP is not 0, their best tokens; write the TOP best, the
     largest first. A slice without tokens has peak -inf, sum 0."""
     row = tl.program_id(0).to(tl.int64)
     place = row * SLICES + tl.arange(0, SLICES)
@@ -272,14 +272,14 @@ def merge_slices_kernel(
 
 @chosen_once
 def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
-    block = min(LABEL_BLOCK, next_power_of_two(width))
+    block = min(LABEL_BLOCK, triton.next_power_of_2(width))
     constants = {"WIDTH": width, "BLOCK": block, "HAS_CAP": has_cap}
     return CachedLaunch(label_logits_kernel, constants, {"num_warps": 4}, dtypes=(0, 2, 3))
 
 
 @chosen_once
 def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: int) -> CachedLaunch:
-    columns = next_power_of_two(top) if top > 1 else 0  # 0: no lists of best tokens
+    columns = triton.next_power_of_2(top) if top > 1 else 0  # 0: no lists of best tokens
     best = {"TOP": top, "TOP_COLUMNS": columns}
     constants = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, **best}
     return CachedLaunch(
@@ -293,7 +293,7 @@ def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: i
 
 @chosen_once
 def _launch_merge(slices: int, top: int) -> CachedLaunch:
-    constants = {"SLICES": slices, "TOP": top, "TOP_COLUMNS": next_power_of_two(max(1, top))}
+    constants = {"SLICES": slices, "TOP": top, "TOP_COLUMNS": triton.next_power_of_2(max(1, top))}
     options = {"num_warps": BEST_WARPS if top > 1 else 1}
     return CachedLaunch(merge_slices_kernel, constants, options, dtypes=())
 
@@ -338,7 +338,7 @@ def _statistics(
     count = rows.shape[0]
     device = hidden.device
     config = config_for(arch_of(hidden), hidden.dtype, count <= TILE_ROWS)
-    top = num_top if num_top <= 1 else MAX_TOP  # so there is one variant for all numbers over 1
+    top = num_top if num_top <= 1 else MAX_TOP  # one variant of the kernel for all numbers over 1
     lse = top_ids = top_logits = torch.empty(count, dtype=torch.float32, device=device)
     if top:
         top_ids = torch.empty((count, top), dtype=torch.int64, device=device)

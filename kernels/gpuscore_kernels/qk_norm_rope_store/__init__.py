@@ -14,8 +14,8 @@ class Pages:
     Args:
         k, v: [Hkv, slots, D], with equal strides; the elements of a head are contiguous.
         slots: int32 or int64 [T], all different; a row with a negative slot is not kept.
-        read: int32 [P], P a multiple of 16: slots that are read into P more rows of k and v. The
-            rows of -1 become zeros, and those of less are left as they are. None = no such rows.
+        read: int32 [P], P a multiple of 16: slots that are read into P more rows of k and v. Rows
+            of slot -1 become zeros; rows of a lower slot are not written. None = no such rows.
     """
 
     k: Tensor
@@ -41,9 +41,9 @@ def qk_norm_rope_store(
         contiguous. Norm and rotation together are float32 and round once.
         With slots that are read, k and v are [T + P, Hkv, D], and v is memory of its own if P > 0.
         If a value of a kept row (without pages or with `read`: of any row) is not finite, its
-        head's value becomes zeros there, and the key NaN. A mask replaces the score of a hidden
-        key, but a weight of 0 times NaN is NaN; so only rows that see the token get NaN.
+        head's value becomes zeros there, and the key NaN. So only rows that see the token get NaN:
+        a mask replaces the score of a key, but a weight of 0 would not hide a NaN in the value.
     """
-    from gpuscore_kernels.qk_norm_rope_store import triton  # only where Triton is
+    from gpuscore_kernels.qk_norm_rope_store import triton  # needs Triton
 
     return triton.qk_norm_rope_store(qkv, cos, sin, heads, pages=pages)

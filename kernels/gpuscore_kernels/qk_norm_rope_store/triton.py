@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.launch import next_power_of_two
 from gpuscore_kernels.qk_norm_rope_store import Pages
 from gpuscore_kernels.reference import QkvHeads
 
@@ -19,7 +18,7 @@ BLOCK = 2048  # elements of a program at most: 16 heads of 128
 # Of a thread, so that both sides of eight KV heads have eight each: 128 bits in half precision, the
 # widest load.
 ELEMENTS = 32
-COPIED = tl.constexpr(16)  # cached rows of the programs of a row
+COPIED = tl.constexpr(16)  # cached rows that the programs of one row copy
 ZEROS = tl.constexpr(-1)  # in place of a slot: the row becomes zeros; below: it is not written
 
 
@@ -134,7 +133,7 @@ def qk_norm_rope_store_kernel(
     """Norm, rotate and store a block of heads of one row.
 
     Each program loads cosines and sines of its row. Programs of queries norm and rotate both halves
-    of their heads. Programs of KV heads do the same with keys, and look whether all values are
+    of their heads. Programs of KV heads do the same with keys, and check whether all values are
     finite; then they store keys and values packed, and in pages. With READS, programs behind the
     batch's rows copy cached rows instead.
     """
@@ -208,10 +207,10 @@ def _launch(
 ) -> tuple[CachedLaunch, int]:
     """Return the launch for H, Hkv and D, and the number of programs of a row."""
     num_heads, num_kv_heads, head_dim = sizes
-    half = next_power_of_two(head_dim // 2)
+    half = triton.next_power_of_2(head_dim // 2)
     most = max(2, BLOCK // (2 * half))  # heads of a program; half of them have keys
-    of_queries = min(next_power_of_two(max(1, num_heads)), most)
-    of_keys = min(next_power_of_two(max(1, num_kv_heads)), most // 2)
+    of_queries = min(triton.next_power_of_2(max(1, num_heads)), most)
+    of_keys = min(triton.next_power_of_2(max(1, num_kv_heads)), most // 2)
     constants = {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
@@ -224,7 +223,7 @@ def _launch(
         "HAS_PAGES": has_pages,
         "ALL": checks_all,
         "READS": reads,
-        "ALL_KV": next_power_of_two(max(1, num_kv_heads)),
+        "ALL_KV": triton.next_power_of_2(max(1, num_kv_heads)),
     }
     warps = 2 * max(of_queries, 2 * of_keys) * half // (32 * ELEMENTS)
     launch = CachedLaunch(

@@ -4,9 +4,8 @@
    A result's bits depend on its row and column alone: products are fused with sums where a function
    says so, and nowhere else. */
 
+#include "numbers.h"
 #include "vectors.h"
-
-#include <string.h>
 
 /* Rows and columns of a block: their sums, a vector for each column and one for the row are nearly
    all vectors that an x86 CPU has, 32 with AVX-512 and 16 without. */
@@ -61,14 +60,6 @@ static inline float total(floats x)
 #endif
 }
 
-static inline float wide_number(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float number;
-    memcpy(&number, &bits, sizeof number);
-    return number;
-}
-
 static inline __attribute__((always_inline)) void
 block(float *out, const uint16_t *x, const uint16_t *weight, int64_t width, int64_t out_row,
       const int rows, const int columns)
@@ -89,7 +80,8 @@ block(float *out, const uint16_t *x, const uint16_t *weight, int64_t width, int6
         for (int column = 0; column < columns; column++) {
             float sum = total(sums[row][column]);
             for (int64_t j = i; j < width; j++)
-                sum += wide_number(x[row * width + j]) * wide_number(weight[column * width + j]);
+                sum += from_bits((uint32_t)x[row * width + j] << 16)
+                       * from_bits((uint32_t)weight[column * width + j] << 16);
             out[row * out_row + column] = sum;
         }
 }

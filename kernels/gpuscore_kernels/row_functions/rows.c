@@ -7,19 +7,10 @@
 
 #include "numbers.h"
 
-static inline void norm_row(number *out, const float *x, const number *weight, float eps,
-                            int32_t one_plus, int64_t columns)
+/* What a normed number is multiplied by; `one_plus` is Gemma's form. */
+static inline float factor(number weight, int32_t one_plus)
 {
-    float inverse = inverse_root_mean_square(x, columns, eps);
-    if (one_plus) {
-#pragma omp simd
-        for (int64_t i = 0; i < columns; i++)
-            out[i] = rounded(x[i] * inverse * (1.0f + wide(weight[i])));
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < columns; i++)
-            out[i] = rounded(x[i] * inverse * wide(weight[i]));
-    }
+    return one_plus ? 1.0f + wide(weight) : wide(weight);
 }
 
 /* normed = the norm of total = x + delta; without delta, of x. x and total are the residual stream,
@@ -39,22 +30,11 @@ void add_rms_norm(float *total, number *normed, const float *x, const number *de
                 sum[i] = in[i] + wide(more[i]);
             in = sum;
         }
-        norm_row(normed + row * columns, in, weight, eps, one_plus, columns);
-    }
-}
-
-/* The norm of one head, not rounded yet. */
-static inline void norm_head(float *x, const number *weight, float inverse, int32_t one_plus,
-                             int64_t size)
-{
-    if (one_plus) {
+        float inverse = inverse_root_mean_square(in, columns, eps);
+        number *out = normed + row * columns;
 #pragma omp simd
-        for (int64_t i = 0; i < size; i++)
-            x[i] = x[i] * inverse * (1.0f + wide(weight[i]));
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < size; i++)
-            x[i] = x[i] * inverse * wide(weight[i]);
+        for (int64_t i = 0; i < columns; i++)
+            out[i] = rounded(in[i] * inverse * factor(weight[i], one_plus));
     }
 }
 
@@ -106,7 +86,9 @@ void norm_and_rotate(number *q, number *k, number *qkv, const float *cosine,
                 values[i] = wide(x[i]);
             if (weight) {
                 float inverse = inverse_root_mean_square(values, size, eps);
-                norm_head(values, weight, inverse, one_plus, size);
+#pragma omp simd
+                for (int64_t i = 0; i < size; i++)
+                    values[i] = values[i] * inverse * factor(weight[i], one_plus);
             }
             rotate_head(out, values, c, s, size / 2);
             number *v = qkv + row * stride + (head + kv_heads) * size;

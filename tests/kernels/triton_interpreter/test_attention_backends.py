@@ -93,7 +93,7 @@ def test_a_prompts_tables_are_those_of_its_length(make_backend, monkeypatch):
         prompt = Segment(ids, 0, 0, label_ids=int32([3]))
         for segments, cached in (
             ([prompt], 0),
-            ([replace(prompt, label_ids=ids, rows=Rows.every(len(ids)))], 0),
+            ([replace(prompt, rows=Rows.every(ids))], 0),
             ([replace(prompt, start=19)], 19),
             ([Segment(ids[:7], 0, 0), replace(prompt, token_ids=ids[7:])], 0),
         ):

@@ -9,11 +9,9 @@ import torch
 
 from gpuscore.backends.torch.attention.tiled import layout_of
 from gpuscore.types.batch import Prefix, Segment, pack
-from gpuscore_kernels.extend_attention import (
-    TableBuilder,
-    TileConfig,
-    upload,
-)
+from gpuscore_kernels.extend_attention.config import TileConfig
+from gpuscore_kernels.extend_attention.table import upload
+from gpuscore_kernels.extend_attention.tiles import TableBuilder
 from gpuscore_kernels.extend_attention.triton import extend_attention
 from support import attention_oracle as oracle
 from support.attention_inputs import inputs, relative_error, requests

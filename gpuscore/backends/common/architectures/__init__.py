@@ -25,8 +25,8 @@ class Architecture:
     config: DecoderConfig
     model_weights: Mapping[str, str]  # our part -> name in the checkpoint
     layer_weights: tuple[Mapping[str, str], ...]  # per layer; names below {trunk}.layers.{i}.
-    trunk: str = "model"  # what the names of all weights but the head's begin with
-    unread: tuple[str, ...] = ()  # beginnings of names of weights that scores do not need
+    trunk: str = "model"  # prefix of all weights' names, except the head's
+    unread: tuple[str, ...] = ()  # prefixes of the names of weights that scores do not need
     storage: Storage | None = None  # of quantised linear layers; None = nothing is quantised
 
     def name(self, layer: int, part: str, expert: int | None = None) -> str:
@@ -40,7 +40,7 @@ class Architecture:
         )
 
 
-# Each function reads the configuration of the architecture of this name, which it is given.
+# Each function reads the configuration of an architecture, and gets its name.
 _LANGUAGE_MODELS: dict[str, Callable[[RawConfig, str], DecoderConfig]] = {
     "GemmaForCausalLM": gemma,
     "Gemma2ForCausalLM": gemma2,
@@ -70,7 +70,7 @@ _UNREAD = ("mtp.", "model.visual.")
 _UNREAD_HEAD = ("lm_head.",)
 
 
-# Architectures that people try, and what of them is not computed.
+# Architectures that people try, and the feature of each that is not supported.
 _EXPERTS = "mixtures with a shared expert and its gate"
 REFUSED = {
     "Qwen3_5MoeForCausalLM": _EXPERTS,

@@ -48,8 +48,8 @@ def _mixture(raw: RawConfig) -> Mixture:
     top_k = raw.integer("num_experts_per_tok", 8)
     if top_k > num_experts:
         raise ConfigError(
-            f"config.json: num_experts_per_tok is {top_k}; supported: at most the "
-            f"{num_experts} of num_experts"
+            f"config.json: num_experts_per_tok is {top_k}; supported: at most num_experts, "
+            f"{num_experts}"
         )
     step = raw.integer("decoder_sparse_step", 1)
     dense = raw.get("mlp_only_layers") or []

@@ -51,8 +51,8 @@ def text_tower(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in sorted(set(beside) & set(text) - _SHARED_KEYS):
         if beside[name] != text[name]:
             raise ConfigError(
-                f"config.json: {name} is {shown(beside[name])}, and {shown(text[name])} in "
-                "text_config, which transformers reads; supported: equal values, or only one"
+                f"config.json: {name} is {shown(beside[name])}, but {shown(text[name])} in "
+                "text_config; transformers reads the latter; supported: equal values, or only one"
             )
     tied = bool(fields.get("tie_word_embeddings"))
     if text.get("tie_word_embeddings") not in (None, tied):
@@ -63,8 +63,8 @@ def text_tower(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**text, **beside, "tie_word_embeddings": tied}
 
 
-# Keys of RoPE that only Qwen3.5 has. In text, the sections of a head that pictures rotate by height
-# and width are rotated by the position, so the sections make no difference.
+# Keys of RoPE that only Qwen3.5 has. For pictures, sections of a head are rotated by height or
+# width. For text, all of them are rotated by the position, so the sections change nothing.
 _ROPE_KEYS = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 
 

@@ -23,7 +23,7 @@ from gpuscore_kernels.extend_attention.config import config_for
 
 FLASHINFER_HEADS = (64, 128, 256)
 FA4_HEADS = (64, 128)
-FA4_GROUPS = (1, 2, 4, 8)  # its kernel needs no stack for these
+FA4_GROUPS = (1, 2, 4, 8)  # with these, its kernel keeps everything in registers
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class AttentionBackend(Protocol):
         """Prepare, once for all layers, everything that depends on the batch's lengths."""
 
 
-Factory: TypeAlias = Callable[[DecoderConfig, KVPool], Any]  # of the launcher that is planned
+# Makes an `AttentionBackend`, or the one with a table that the graph launcher needs.
+Factory: TypeAlias = Callable[[DecoderConfig, KVPool], Any]
 
 
 def choose_attention(

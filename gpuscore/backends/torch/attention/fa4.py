@@ -18,7 +18,7 @@ from gpuscore.backends.torch.buckets import Bucket, make_buckets
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.words import ArraySpec, WordPlaces
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.hopper import KEYS, ROWS, attend, block_lists, load
+from gpuscore_kernels.hopper import KEYS, ROWS, block_lists, load
 
 MOST_BLOCKS = 128  # most blocks of cached keys in a CUDA graph: 16,384 keys
 # Entries that are not slots, see `qk_norm_rope_store.Pages`.
@@ -77,9 +77,17 @@ class HopperPass:
     rules: list[tuple[Tensor, tuple[Tensor, ...]]]  # masks for all rows, and for scored rows
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend. Rows begin at multiples of 16 bytes; values that no row sees are finite, too."""
         config = self.backend.config
-        rule = self.rules[layer == config.num_layers - 1]
-        return attend(self.backend.kernel, (q, k, v), rule, config.attention_scale)
+        numbers, lists = self.rules[layer == config.num_layers - 1]
+        out = torch.empty_like(q)
+        if len(out):
+            tensors = [x.unsqueeze(0) for x in (q, k, v, out)]
+            blocks = *(x[None, None] for x in lists), *(None,) * 4
+            # No log-sum-exps; no lengths, pages, windows and sinks.
+            rule = *(None,) * 8, blocks, ((numbers,), None), None, None
+            self.backend.kernel(*tensors, None, config.attention_scale, *rule)
+        return out
 
 
 def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
@@ -104,20 +112,17 @@ def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
         ancestor = np.where(ancestor >= 0, batch.parent[ancestor], -1)
     batch_keys = np.column_stack([np.arange(batch.num_tokens), last_seen.repeat(ends - starts)])
 
-    changed = (request[1:] != request[:-1]).nonzero()[0] + 1
-    previous = request[changed - 1]
-    current = request[changed]
-    pages = batch.page_table
-    differ = (pages[previous] != pages[current]).any(1)
-    differ |= batch.prefix_lens[previous] != batch.prefix_lens[current]
-    first = np.concatenate([[0], changed[differ]])
+    prefixes = np.column_stack([batch.prefix_lens, batch.page_table])
+    last = np.diff(request).nonzero()[0]  # segment of each request but the last one
+    differ = (prefixes[request[last]] != prefixes[request[last + 1]]).any(1)
+    first = np.append(0, last[differ] + 1)
     lengths = batch.prefix_lens[request[first]]
-    bounds = batch.cu_seqlens[[*first, len(request)]]
     run = np.arange(len(first)).repeat(lengths)
     page, offset = np.divmod(np.arange(len(run)) - (lengths.cumsum() - lengths)[run], page_size)
-    slots = pages[request[first[run]], page] * page_size + offset
+    slots = batch.page_table[request[first[run]], page] * page_size + offset
 
-    zeros = np.full(KEYS, ZEROS)
+    bounds = batch.cu_seqlens[[*first, len(request)]]
     cached = np.column_stack([bounds[run], bounds[run + 1]])
+    zeros = np.full(KEYS, ZEROS)
     arrays = np.concatenate([slots, zeros]), batch.score_rows, batch_keys, cached
     return [array.astype(np.int32) for array in arrays]

@@ -16,23 +16,23 @@ from gpuscore.backends.torch.buckets import Bucket, make_buckets
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import PackedBatch
-from gpuscore_kernels.extend_attention import (
+from gpuscore_kernels.extend_attention.config import config_for
+from gpuscore_kernels.extend_attention.table import (
     DeviceTiles,
     Layout,
-    TableBuilder,
     TablePlace,
     TileShape,
     TileTable,
     list_words,
     upload,
 )
-from gpuscore_kernels.extend_attention.config import config_for
+from gpuscore_kernels.extend_attention.tiles import TableBuilder
 from gpuscore_kernels.row_functions.attention import KEYS
 
-# Tokens of a prompt, and prompts' lengths, whose tables are kept: up to some 24 KiB each.
+# Tables are kept for prompts of up to KEPT_TOKENS tokens, for up to KEPT lengths; one takes 24 KiB.
 KEPT_TOKENS = 1024
 KEPT = 512
-ROWS = 192  # of a tile of queries outside of Triton, if heads allow: tokens times heads
+ROWS = 192  # most tokens times heads of a tile of queries, outside of Triton
 HOST = torch.device("cpu")
 
 
@@ -65,10 +65,10 @@ class TiledAttention:
         return make_buckets(most_tokens, self.shape.rows)
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
-        """Return a batch's tables, which nobody may change.
+        """Return a batch's tables, which callers must not change.
 
-        Those of one whole prompt depend on its length and its scored rows alone, and are kept: to
-        build them takes a third of the host's time for a prompt of 300 tokens.
+        Those of one whole prompt depend only on its length and its scored rows, and are kept:
+        building them takes a third of the host's time for a prompt of 300 tokens.
         """
         one = len(batch.parent) == 1 and batch.num_tokens <= KEPT_TOKENS
         if not one or batch.prefix_lens.any():

@@ -48,7 +48,7 @@ class DeltaNetBackend:
         compiler: Compiler = eagerly,
         impl: Implementation = "reference",
     ) -> None:
-        assert config.delta_net is not None  # noqa: S101  (the caller has asked)
+        assert config.delta_net is not None  # noqa: S101  (the caller has checked)
         self.config = config
         self.net = config.delta_net
         self.pool = pool
@@ -88,7 +88,8 @@ class DeltaNetPass:
     walks: Walks
 
     def run(self, layer: int, weights: DeltaWeights, projected: Tensor) -> Tensor:
-        """Return the outputs [T, values] of a layer's projections [T, ...], before the last one."""
+        """Return a layer's outputs [T, values], before its last projection; `projected` [T, ...]
+        holds the results of `DELTA_PARTS`."""
         model = self.model
         net = model.net
         tails = model.pool.tails[layer]

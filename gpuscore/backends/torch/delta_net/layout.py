@@ -17,15 +17,16 @@ from gpuscore.backends.torch.words import ArraySpec
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.delta_net import CHUNK_SIZE
 
-HELD, KEPT = 16, 32  # states of a batch that runs as a graph
+# The most states that a batch in a CUDA graph holds for later levels, and that it keeps in slots.
+HELD = 16
+KEPT = 32
 
 
 def table_specs(tokens: int, scored: int, kernel: int) -> list[ArraySpec]:
     """Return the largest shapes of the arrays of `lay_out_states` in a CUDA graph.
 
-    They are enough for queries and their items, or items of cached queries, with `tokens` tokens
-    and `scored` scored rows, for few kept states, and for few queries with items. Chunks, walks
-    and tails of the padding do nothing.
+    They are enough for batches with `tokens` tokens and `scored` scored rows that keep few states
+    and have few queries with items. Chunks, walks and tails of the padding do nothing.
     """
     chunks = min(tokens, tokens // CHUNK_SIZE + 2 * scored + KEPT)
     going_on = min(scored, tokens // CHUNK_SIZE + HELD + KEPT)
@@ -40,7 +41,7 @@ def table_specs(tokens: int, scored: int, kernel: int) -> list[ArraySpec]:
 
 
 def lay_out_states(batch: PackedBatch, kernel: int, merge_siblings: bool) -> list[Int32Array]:
-    """Lay out `batch` for convolutions of `kernel` tokens, with shared chunks for siblings or not.
+    """Lay out `batch` for convolutions of `kernel` tokens; `merge_siblings`: they share chunks.
 
     Returns:
         The places [T, kernel - 1] of the rows that each row's convolution sees before itself.
@@ -52,7 +53,7 @@ def lay_out_states(batch: PackedBatch, kernel: int, merge_siblings: bool) -> lis
         `Walks.walks`: two arrays for each depth, first the walks that go on, then the others.
 
     Raises:
-        ValueError: the state after a cached prefix is missing, or overwritten for others.
+        ValueError: the state after a cached prefix is missing, or overwritten while it is needed.
     """
     _check(batch)
     bounds = batch.cu_seqlens

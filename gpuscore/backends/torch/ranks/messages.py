@@ -32,7 +32,7 @@ def send(sock: socket.socket, kind: Kind, body: bytes = b"") -> None:
 
 
 def frames(sock: socket.socket) -> Iterator[tuple[Kind, bytes]]:
-    """Yield frames until the other end is closed, as by its process's death."""
+    """Yield frames until the other end is closed, for example because its process died."""
     with sock.makefile("rb") as file:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             kind, size = _HEAD.unpack(head)

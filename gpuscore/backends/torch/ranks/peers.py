@@ -20,13 +20,13 @@ from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CAUSE_SECONDS = 10.0  # how long to wait for the end of the rank that made an all-reduce fail
+CAUSE_SECONDS = 10.0  # how long to wait for a rank to end after an all-reduce failed
 MAX_SILENCE = 5.0  # a rank without a heartbeat for so many seconds is killed
 CLOSE_SECONDS = 5.0  # how long to wait for a rank to end after its socket was closed
 
 
 class Peers:
-    """Starts all ranks of a model but rank 0. They end when this object or this process does.
+    """Starts all ranks of a model except rank 0. They end when this object or this process does.
 
     Args:
         plan: what rank 0 loads; the other ranks make their plans from its settings.
@@ -86,7 +86,7 @@ class Peers:
     def cause(self) -> ConfigError | DeviceLost:
         """Return why an all-reduce failed: the reason why the first rank ended."""
         self._ended.wait(CAUSE_SECONDS)
-        return self._cause or DeviceLost("the ranks do not reach each other")
+        return self._cause or DeviceLost("the ranks cannot reach each other")
 
     def close(self) -> None:
         """End all ranks and wait for them."""

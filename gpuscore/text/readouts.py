@@ -1,4 +1,5 @@
-"""Requests for rows within prompts, and log-probabilities of given tokens there.
+"""Requests for rows within prompts: after every extraction token of an item, or after any tokens of
+a prompt, with candidates of their own.
 
 Row r is the distribution after a prompt's token r, so it belongs to token r + 1.
 """
@@ -12,9 +13,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpuscore.errors import GpuscoreError, InvalidRequest, TooManyLabels, TooManyTokens
-from gpuscore.text.extraction import MAX_SCORES
-from gpuscore.text.score_input import PromptChecks
+from gpuscore.text.score_input import PromptChecks, ScoreInput, need_encoder
+from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import (
+    NO_ROWS,
     NO_TOKENS,
     BackendLimits,
     Float64Array,
@@ -25,17 +27,81 @@ from gpuscore.types.batch import (
 )
 from gpuscore.types.request import Readouts, ScoreRequest, ScoreResult, Terms
 
+MAX_SCORES = 2**22  # most scores of a request; an answer takes about twenty bytes for each
 IDS = "prompt_logprob_token_ids"
 START = "prompt_logprob_start"
 MAX_CANDIDATES = 256  # of a row
 MIN_SHARED = 4  # tokens of a query, which costs all items one more pass of attention
 
 
+def extraction_id(
+    token: str | int, inputs: ScoreInput, encoder: TextEncoder | None, backend: BackendLimits
+) -> int:
+    """Return the id of a request's extraction token.
+
+    Raises:
+        InvalidRequest: the text is not one token, the model does not have the id, or a query of
+            token ids contains it.
+    """
+    param = "score_extraction_token"
+    if inputs.item_first:
+        raise InvalidRequest(f"{param} cannot be used with item_first", param="item_first")
+    if isinstance(token, str):
+        ids = need_encoder(encoder, param).plain_ids(token).tolist()
+        if len(ids) != 1:
+            raise InvalidRequest(f"{param} is {len(ids)} tokens; it must be one", param=param)
+        token = int(ids[0])
+    else:
+        param += "_id"
+    if not 0 <= token < backend.vocab_rows:
+        raise InvalidRequest(
+            f"{param} is {token}, valid are 0 to {backend.vocab_rows - 1}", param=param
+        )
+    if not isinstance(inputs.query, str):
+        check_query(token, inputs.query)
+    return token
+
+
+def check_query(token: int, query: Sequence[int] | Int32Array) -> None:
+    """Raise InvalidRequest if the query holds the extraction token."""
+    if len(places := np.flatnonzero(np.asarray(query) == token)):
+        raise InvalidRequest(
+            f"token {places[0]} of the query is the extraction token, {token}; only items may "
+            "hold it",
+            param="query",
+        )
+
+
+def read_at(
+    token: int, query: Int32Array, items: Sequence[Int32Array], labels: Sequence[Int32Array]
+) -> tuple[Int32Array, tuple[Int32Array, ...], tuple[Int32Array, ...], Readouts]:
+    """Return query, items, labels and read-outs of a request with an extraction token.
+
+    All its occurrences end up in the items: if the query contains it, because the items share a
+    beginning, the rest of the query from there on is moved back to the items.
+
+    Raises:
+        TooManyLabels: the rows have more than MAX_SCORES labels in all.
+    """
+    if len(in_query := np.flatnonzero(query == token)):
+        rest = query[in_query[0] :]
+        query = query[: in_query[0]]
+        items = [np.concatenate((rest, item)) for item in items]
+    places = [np.flatnonzero(item == token).astype(np.int32) for item in items]
+    pairs = [*zip(places, labels, strict=True)]
+    total = sum(len(at) * len(ids) for at, ids in pairs)
+    if total > MAX_SCORES:
+        param = "score_extraction_token"
+        raise TooManyLabels(f"{total} scores, the limit is {MAX_SCORES}", param=param)
+    rows = [Rows(at, np.full_like(at, len(ids)), np.tile(ids, len(at))) for at, ids in pairs]
+    return query, tuple(items), tuple(own.labels for own in rows), Readouts.of([NO_ROWS, *rows])
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The tokens that a request names, from row `start` of each prompt on."""
 
-    ids: Int32Array  # of every row, or of all rows of the only prompt, one row's after the other's
+    ids: Int32Array  # of every row; or of all rows of the only prompt, row by row
     counts: Int32Array | None  # ids of each of its rows; None = every row has all ids
     start: int
 
@@ -61,19 +127,19 @@ class Candidates:
         if nested and (len(prompts) > 1 or len(nested) != rows):
             expected = rows if len(prompts) == 1 else "one prompt's"
             raise InvalidRequest(f"{IDS} has {len(ids)} lists for {expected} rows", param=IDS)
-        lists: Sequence[Any] = nested or [ids]
-        names = [f"{IDS}[{row}]" for row in range(rows)] if nested else [IDS]
-        for param, row_ids in zip(names, lists, strict=True):
+        lists: list[tuple[str, Any]]
+        lists = [(f"{IDS}[{row}]", row_ids) for row, row_ids in enumerate(nested)] or [(IDS, ids)]
+        for param, row_ids in lists:
             if len(row_ids) > MAX_CANDIDATES:
                 message = f"{len(row_ids)} candidates, the limit is {MAX_CANDIDATES}"
                 raise TooManyLabels(message, param=param)
         try:
-            checked = checks.ids([*chain.from_iterable(lists)], IDS)
+            checked = checks.ids([*chain.from_iterable(row_ids for _, row_ids in lists)], IDS)
         except GpuscoreError:
-            for param, row_ids in zip(names, lists, strict=True):
+            for param, row_ids in lists:
                 checks.ids(row_ids, param)  # raises the error with the row's name
             raise
-        counts = int32_array([*map(len, lists)]) if nested else None
+        counts = int32_array([*map(len, nested)]) if nested else None
         candidates = Candidates(checked, counts, start)
         if (total := candidates.count(prompts)) > MAX_SCORES:
             raise TooManyTokens(f"{total} candidates, the limit is {MAX_SCORES}", param=IDS)
@@ -88,8 +154,8 @@ class Candidates:
         """Return the number of a prompt's rows that have candidates."""
         return len(prompt) - 1 - self.start
 
-    def rows(self, prompt: Int32Array, every: bool) -> tuple[Rows, Int32Array]:
-        """Return the rows of a prompt that are computed, and their labels.
+    def rows(self, prompt: Int32Array, every: bool) -> Rows:
+        """Return the rows of a prompt that are computed.
 
         They are those with candidates and the last one, or with `every` all. Each has one label
         before the candidates: the token that follows.
@@ -102,7 +168,7 @@ class Candidates:
         counts = np.pad(counts, (self.start if every else 0, 1))
         places = np.arange(len(prompt) - len(counts), len(prompt), dtype=np.int32)
         labels = np.insert(ids, np.cumsum(counts) - counts, following(prompt)[places])
-        return Rows(places, counts + np.int32(1)), labels
+        return Rows(places, counts + np.int32(1), labels)
 
 
 NO_CANDIDATES = Candidates(NO_TOKENS, None, 0)
@@ -124,16 +190,14 @@ def request_of(
     """Return the engine's request for rows of prompts that begin alike, see `Candidates.rows`."""
     length = _shared_length(prompts, backend)
     whole = [candidates.rows(prompt, every) for prompt in prompts]
-    first_rows, first_labels = whole[0]
-    query_rows, query_labels = first_rows.part(0, length, first_labels)
-    items = [rows.part(length, int(rows.places[-1]) + 1, labels) for rows, labels in whole]
+    items = [rows.part(length, int(rows.places[-1]) + 1) for rows in whole]
     return ScoreRequest(
         prompts[0][:length],
         tuple(prompt[length:] for prompt in prompts),
-        tuple(labels for _, labels in items),
+        tuple(rows.labels for rows in items),
         need_lse=True,
         num_top=num_top,
-        readouts=Readouts.of([query_rows, *(rows for rows, _ in items)], query_labels),
+        readouts=Readouts.of([whole[0].part(0, length), *items]),
         **terms._asdict(),
     )
 
@@ -142,12 +206,12 @@ def _shared_length(prompts: Sequence[Int32Array], backend: BackendLimits) -> int
     """Return the number of first tokens that are scored once for all these prompts.
 
     Their rows need the same labels, the tokens that follow. So they end one token before the end of
-    what the prompts share. Of a single prompt, full pages are enough, because nothing else is found
-    again. The number is 0 if sharing saves nothing, or if the pages are too few.
+    what the prompts share. In a single prompt they are full pages, because only these are cached.
+    The number is 0 if sharing saves nothing, or if there are too few pages.
     """
     first = prompts[0]
     shared = min([len(first), *(common_prefix(first, prompt) for prompt in prompts[1:])])
-    # With the bits of a prompt that is scored alone, all segments begin where chunks do.
+    # With --deterministic, bits are as of a prompt alone, so segments must begin where chunks do.
     whole = backend.deterministic_chunk or (backend.page_size if len(prompts) == 1 else 1)
     length = (shared - 1) // whole * whole
     pages = -(-max(map(len, prompts)) // backend.page_size) + 1
@@ -186,15 +250,8 @@ def by_prompt(request: ScoreRequest, result: ScoreResult) -> Iterator[PromptRows
     query_logits = result.label_logits[: -len(request.item_ids)]
     for item, rows in enumerate(pairwise(bounds)):
         some = np.append(np.arange(bounds[0]), np.arange(*rows))
-        lse, top_ids, top_logits = (
-            None if values is None else values[some]
-            for values in (result.lse, result.top_ids, result.top_logits)
-        )
         logits = np.concatenate((*query_logits, result.label_logits[len(query_logits) + item]))
         counts = int32_array([len(logits)])
         if read is not None:
             counts = np.concatenate((read.counts[0], read.counts[1 + item]))
-        part = replace(
-            result, label_logits=(logits,), lse=lse, top_ids=top_ids, top_logits=top_logits
-        )
-        yield PromptRows(part, counts)
+        yield PromptRows(result.rows(some, (logits,)), counts)
