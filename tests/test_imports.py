@@ -52,7 +52,7 @@ measure.results: measure.workload
 measure.workload: tokenizers
 commands.info: backends config. models processes prompts text
 commands.doctor: gpuscore backends config config.sources server.http.headers server.http.address
-  system.extras torch
+  system.extras gpuscore_kernels torch
 commands.bulk: config config.options dialects system.extras
 commands.bulk.options: commands.bulk config. models.files
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes

@@ -62,8 +62,8 @@ class ScoreBody(ItemsBody):
     """Body of POST /v1/score. `null` means a field's default."""
 
     input: ClassVar[ScoreInput]
-    # msgspec cannot tell list[str] from list[list[int]] in a union, so `text.joining` checks that
-    # all are of one kind.
+    # msgspec cannot tell list[str] from list[list[int]] in a union, so `ScoreInput` checks that all
+    # are of one kind.
     items: Annotated[
         Text | list[Text | Ids | None] | None,
         about(
@@ -173,8 +173,8 @@ def decode_score(
 
 
 def _to_input(body: ScoreBody) -> ScoreInput:
-    """Return the body as input for `text.joining`, with an empty item in the place of each null;
-    raise GpuscoreError if fields do not fit."""
+    """Return the body as a `ScoreInput`, with an empty item in the place of each null; raise
+    GpuscoreError if fields contradict each other."""
     given = body.given
     is_text = isinstance(body.query or None, str) or str in set(map(type, given))
     empty: Text | Ids = "" if is_text else []
@@ -278,8 +278,8 @@ def encode_score(prepared: PreparedBody[Any]) -> Iterator[bytes]:
     def table(
         compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
     ) -> Iterator[bytes]:
-        """Return a list with an entry per item, null for those with errors: its row, or a list of
-        its rows."""
+        """Return a JSON list of the items' rows, or with `readouts` of their lists of rows; null
+        for an item with an error."""
         some = (slice(start, start + step) for start in range(0, len(labels), step))
         rows = (row.tolist() for part in some for row in compute(result.part(part), part))
         if request.readouts is None:

@@ -76,8 +76,8 @@ class Scorer:
         **settings: the other fields of `ModelConfig`, such as `dtype` or `threads`.
 
     Raises:
-        ConfigError: a setting has the wrong type or is out of range, or the model is not supported
-            or, quantised, has collapsed.
+        ConfigError: a setting has the wrong type or is out of range, or the model is not supported,
+            or is quantised and has collapsed.
         TypeError: there is no such setting.
     """
 
@@ -96,7 +96,7 @@ class Scorer:
             self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
             self._engine = Engine(self._backend, allow_degenerate=config.allow_degenerate)
         except BaseException:
-            self._backend.close()  # else its threads would stay
+            self._backend.close()  # else its threads would keep running
             raise
 
     def __enter__(self) -> Self:
@@ -206,7 +206,7 @@ class Scorer:
     def logprobs(
         self, ids: Ids, candidates: Ids | Iterable[Ids], *, start: int = 0
     ) -> list[Float64Array]:
-        """Return the log-probabilities of given tokens after the tokens of a prompt, an array for
+        """Return the log-probabilities of candidates after each token of a prompt: an array for
         each row from `start` on, as POST /v1/completions with `prompt_logprob_token_ids` does.
 
         Args:

@@ -20,7 +20,7 @@ TEMPLATE = "chat_template.jinja"
 WHITE = " \n"  # the white space that is tried around texts
 # Placeholders for the callers' texts while a chat template is rendered; no template contains them.
 MARKS = {INSTRUCTION: "\ue001i\ue001", QUERY: "\ue002q\ue002", DOCUMENT: "\ue003d\ue003"}
-BESIDE = (
+WITHOUT_FAMILY = (
     "without a family (--family none; family='none' in Python) the model still scores query, items "
     "and labels"
 )
@@ -88,9 +88,9 @@ class ChatTemplate:
         fields: list[str],
         pieces: bool | None,
     ) -> list[str]:
-        """Render as it is, and with each of WHITE around each field's mark, in one process.
+        """Render the messages, and again with each of WHITE around each mark, in one process.
 
-        One field at a time: the white space between two fields belongs to either.
+        Only one field at a time gets white space, which between two fields could be of either.
         """
         arounds = [("", ""), *((field, char) for field in fields for char in WHITE)]
         conversations = [
@@ -99,7 +99,7 @@ class ChatTemplate:
         try:
             rendered = render(self.text, {**self.variables, **options}, conversations)
         except TemplateLimit as error:
-            raise TemplateLimit(f"{self.file}: {error}; {BESIDE}") from error
+            raise TemplateLimit(f"{self.file}: {error}; {WITHOUT_FAMILY}") from error
         try:
             pairs = [rendered[i : i + 2] for i in range(0, len(rendered), 2)]
             return [
@@ -109,7 +109,7 @@ class ChatTemplate:
             raise self._refused(error) from error
 
     def _refused(self, error: ConfigError) -> ConfigError:
-        return ConfigError(f"{self.file}: the chat template {error}; {BESIDE}")
+        return ConfigError(f"{self.file}: the chat template {error}; {WITHOUT_FAMILY}")
 
 
 def _ends(field: str, bare: str, spaced: Sequence[str]) -> Ends:

@@ -27,7 +27,7 @@ class Classes:
     Args:
         labels: names of the classes.
         activation: turns logits into answers, see `ClassifierHead`.
-        truncated: numbers of the texts that were cut.
+        truncated: indices of the texts that were cut.
     """
 
     labels: list[str]
@@ -60,7 +60,7 @@ def build_classes(
     head = prompts.head
     if family is not None and not family.family.ranks and named is None:
         built = family.build(inputs)
-        assert built.request is not None  # noqa: S101  (an error of a text is raised)
+        assert built.request is not None  # noqa: S101  (build raises errors of texts)
         return built.request, Classes(list(family.family.classes), "softmax", built.truncated)
     for name, value in (
         ("query", inputs.query),

@@ -22,7 +22,7 @@ from gpuscore.models.files import (
     read_object,
     shown,
 )
-from gpuscore.prompts.chat import BESIDE, ChatTemplate, parts_of
+from gpuscore.prompts.chat import WITHOUT_FAMILY, ChatTemplate, parts_of
 from gpuscore.prompts.family import (
     DOCUMENT,
     INSTRUCTION,
@@ -212,7 +212,7 @@ def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily
     if not family.ranks:
         raise ConfigError(
             f"--family {family.name}: the model's head is one class, and a guard of this family "
-            f"answers with one of {len(family.classes)}; {BESIDE}"
+            f"answers with one of {len(family.classes)}; {WITHOUT_FAMILY}"
         )
     family = replace(family, labels=(ONLY_CLASS,), one_class=True, padding=head.padding)
     if head.activation == "none":
@@ -227,7 +227,7 @@ def _resolved(family: PromptFamily, directory: Path, specials: Sequence[str]) ->
     if template is None:
         raise ConfigError(
             f"prompts of the family {family.name} are made by the model's chat template, and "
-            f"{directory} has none; {BESIDE}"
+            f"{directory} has none; {WITHOUT_FAMILY}"
         )
 
     def rendered(messages: Messages) -> tuple[tuple[str, ...], dict[str, Ends]]:

@@ -116,7 +116,7 @@ class FamilyPrompts:
             for query, indices in groups
         ]
         num_shared = built[0].num_shared
-        # A pair's prefix length, on which bits depend, must not depend on other pairs' queries.
+        # Bits depend on a pair's prefix length, which must not depend on other pairs' queries.
         fixed = self._builder.backend.deterministic_chunk and isinstance(inputs.query, list)
         if len(groups) > 1 or fixed:
             template = self._template if inputs.query is None else self._answering
@@ -147,7 +147,7 @@ class FamilyPrompts:
             raise InvalidRequest(f"prompts of {name} have no query", param=inputs.query_name)
 
     def _check_query(self, inputs: RerankInput) -> None:
-        """Raise PromptTooLong, with the query as the culprit, if it is too long by itself."""
+        """Raise PromptTooLong with the query's name if the query alone is too long."""
         if not isinstance(inputs.query, str):
             return
         try:
@@ -167,8 +167,8 @@ class FamilyPrompts:
         """Make the prompts of neighbouring documents that have the same query, and add the indices
         of those that are cut to `truncated`.
 
-        If the query is too long by itself, its documents get the error; a query of all documents
-        raises it.
+        If the query alone is too long, its documents get the error; if it is the query of all
+        documents, the error is raised.
         """
         try:
             return self._of_query(inputs, query, indices, truncated)
@@ -237,7 +237,7 @@ class FamilyPrompts:
         place: str,
         inputs: RerankInput,
     ) -> Int32Array | None:
-        """Return the next document's part of its prompt, or None after the last.
+        """Return the part of the prompt with the next document, or None after the last.
 
         Raises:
             InvalidRequest: a text needs a control token; names the query if the text around the
@@ -284,8 +284,8 @@ class FamilyPrompts:
         return ids
 
     def _label_id(self, label: str) -> int:
-        """Return the first token of a label after the prompt; raise ConfigError if both merge, or
-        if the family does not allow that there are more.
+        """Return the first token of a label after the prompt; raise ConfigError if the label merges
+        with the prompt, or if a reranker's label has more tokens.
         """
         last = self.family.parts[-1]  # with fields it differs from prompt to prompt
         closing = "" if fields_of(last) else filled(last)

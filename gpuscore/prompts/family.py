@@ -29,9 +29,9 @@ class PromptFamily:
     """A family of models that judge a text by the next token or by a head with one class.
 
     Requests do not change it, except that they may bring their own instruction. A prompt is made of
-    parts that are tokenised one by one. In parts without a field, which are the family's own text,
-    control tokens count as such. Parts with fields contain a caller's text and give none, so no
-    text can end its turn in the conversation or begin another one.
+    parts that are tokenised one by one. Control tokens are recognised only in parts without a
+    field, which are the family's own text. Parts with fields contain a caller's text, so no text
+    can end its turn in the conversation or begin another one.
 
     Args:
         name: the value of `--family`.
@@ -45,10 +45,10 @@ class PromptFamily:
             labels and scale 1 is their softmax; or "none".
         scale: divisor of raw scores.
         one_class: the only label is the class of a head, not a token.
-        padding: the padding token of a model with a head, which transformers reads at the last
-            other token. None: it has none.
+        padding: the padding token of a model with a head, or None. transformers reads the head at
+            the last token that is not padding.
         parts: have the fields {instruction}, {query} and {document}, the document once. The
-            documents of a query share the text before it: little, if the document comes first.
+            documents of a query share the text before the document.
             Only guards may lack a query. Empty if the model's chat template makes them.
         answering_parts: a guard's parts for a text that answers a query.
         strip: the characters that are dropped around each field's text, besides those that the
@@ -59,8 +59,8 @@ class PromptFamily:
         answering: a guard's conversation for a text that answers a query.
         answer: the beginning of the model's answer, before the label.
         options: variables of the chat template, such as add_generation_prompt.
-        named: a pattern for models' names without their owner, and the beginning of their
-            architecture. Conversions add to the name.
+        named: a pattern for the beginning of a model's name without its owner, and the beginning
+            of its architecture.
 
     Raises:
         ValueError: the parts lack a required field, have an unknown one, or the document twice.

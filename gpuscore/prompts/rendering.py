@@ -22,8 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpuscore.errors import ConfigError
 
-CPU_SECONDS = 2
-SECONDS = 10  # processor time, and elapsed time
+CPU_SECONDS = 2  # of processor time
+SECONDS = 10  # of elapsed time
 MEMORY = 2**29  # bytes of address space; Python and Jinja use a fifth of them
 CHARACTERS = 2**18  # of one rendered conversation
 SHOWN = 200  # characters of a reason
@@ -109,8 +109,8 @@ def _one_line(reason: object) -> str:
 def _rendered(template: str, variables: dict[str, Any], messages: Any) -> str:
     """Render a chat template as transformers does, in Jinja's sandbox.
 
-    What would give another prompt each time is left out: transformers' `strftime_now`, and Jinja's
-    `lipsum` and `random`.
+    Functions whose results change are left out: transformers' `strftime_now`, and Jinja's `lipsum`
+    and `random`.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]

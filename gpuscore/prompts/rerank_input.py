@@ -88,7 +88,7 @@ def prompts_of(groups: Sequence[Prompts], start: int) -> Iterator[Int32Array]:
         start = max(0, start - group.count)
 
 
-SURE = 8  # tokens: a document that leaves so many free fits, however it merges with its neighbours
+SURE = 8  # a document that leaves so many tokens free fits, however it merges with other text
 
 
 class DocumentTruncator:

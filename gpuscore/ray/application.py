@@ -1,7 +1,7 @@
 """The application: a deployment of engines, and a deployment of the HTTP layer before it.
 
-How many replicas each has, how they scale and what they reserve is set in Ray's own way, under
-`deployments` of the Serve config, by the names `engine` and `http`.
+Their numbers of replicas, scaling and reserved resources are Ray's own settings: `deployments` of
+the Serve config, under the names `engine` and `http`.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from gpuscore.ray.router import NamedFirst
 from gpuscore.ray.settings import read_arguments
 
 ONGOING = 64  # requests that an engine has at a time; further ones wait for it
-PROBES = 64  # requests beside the scoring ones that an ingress takes at a time
+PROBES = 64  # requests, besides scoring ones, that an ingress takes at a time
 
 
 def app(arguments: dict[str, Any]) -> Application:

@@ -48,7 +48,6 @@ class ScoreBatches:
         self._options: Any = {"on_error": on_error}
         if labels is not None:
             self._options |= {"labels": labels, "apply_softmax": apply_softmax}
-        # No actor knows what another one would measure.
         self._scorer = Scorer(model, **settings)
 
     def __call__(self, batch: Columns) -> Columns:
@@ -70,7 +69,7 @@ class ScoreBatches:
         reasons = np.full(len(items), "", object)
         for error in errors.listed() if errors else ():
             reasons[error.index] = _reason(error, f"[{error.index}]", "")
-        # Rows that are scored together: all of them, or with labels those of a query.
+        # Rows of one call: all rows, or with labels the rows of one query.
         groups = defaultdict[str, list[int]](list)
         for row in np.flatnonzero(reasons == "").tolist():
             groups["" if self._labels is None else queries[row]].append(row)

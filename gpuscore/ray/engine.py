@@ -31,7 +31,7 @@ from gpuscore.types.stats import NO_STATS, ReplicaState
 
 logger = logging.getLogger(__name__)
 
-PLACES = 64  # replicas that one HTTP process sends to, at most
+PLACES = 64  # most replicas that one HTTP process sends to
 POLL = 1.0  # seconds between two requests for the replicas' facts
 PATIENCE = 5.0  # seconds in which the replicas must answer
 
@@ -188,7 +188,7 @@ class ClusterEngine(Replicas):
         return self._about
 
     def states(self) -> list[ReplicaState]:
-        """Return the replicas by their last reports."""
+        """Return the last reports of the replicas."""
         everything = zip(self._places, self._rerun, strict=True)
         return [replace(x.state, rerun=rerun) for x, rerun in everything if x.state.replica]
 

@@ -24,7 +24,7 @@ from gpuscore.system.log import LogWriter
 
 
 class IngressHost:
-    """A replica of the ingress deployment, which is ready once an engine of its settings is.
+    """A replica of the ingress deployment, ready once an engine with its settings is ready.
 
     Args:
         settings: the settings of the application.
@@ -45,8 +45,8 @@ class IngressHost:
         usable: list[Facts] = []
         while not usable:
             await asyncio.sleep(POLL)
-            heard = await all_facts(engines)
-            usable = [x for x in heard if (x.model, x.engine) == (settings.model, settings.engine)]
+            found = await all_facts(engines)
+            usable = [x for x in found if (x.model, x.engine) == (settings.model, settings.engine)]
         engine = ClusterEngine(engines, settings.engine, usable[0])
         shown = changed(chosen.config, settings.engine)
         served = ServedModel(chosen.name, chosen.others)
@@ -60,17 +60,17 @@ class IngressHost:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # Ray's name
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            """Pass a request to the gate, without the prefix of the application in its path. The
-            proxy marks every answer with the request's id, which the gate does, too."""
+            """Pass a request to the gate, without the application's prefix in its path. Remove
+            the request's id from the gate's answer, because Ray's proxy adds it, too."""
 
-            async def marked(message: Message) -> None:
+            async def send_without_id(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     kept = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
                     message = {**message, "headers": kept}
                 await send(message)
 
             path = scope.get("path", "").removeprefix(scope.get("root_path", "")) or "/"
-            await self._gate({**scope, "path": path, "root_path": ""}, receive, marked)
+            await self._gate({**scope, "path": path, "root_path": ""}, receive, send_without_id)
 
         return answer
 

@@ -1,6 +1,6 @@
 """The arguments of the application: the settings of `gpuscore serve`, by their names.
 
-The command line of Ray gives all values as text, a configuration file with their types.
+Ray's command line passes all values as text; its configuration file keeps their types.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from gpuscore.config.served import served_models
 from gpuscore.config.sources import OPTIONS, SHOWS_ALL, read_settings
 from gpuscore.errors import ConfigError
 
-# Settings of `gpuscore serve` whose matter is Ray's.
+# Settings of `gpuscore serve` that Ray decides here.
 RAYS = {"host", "port", "insecure", "allowed_hosts", "keep_alive_timeout", "max_header_bytes"}
 RAYS |= {"devices", "tensor_parallel"}
 
 
 class AppSettings(NamedTuple):
-    """Everything that the application's arguments say."""
+    """The settings that the application's arguments give."""
 
     model: ModelConfig
     server: ServerConfig

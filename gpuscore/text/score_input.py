@@ -1,4 +1,4 @@
-"""A caller's query, items and labels, and the checks that one model can read their values.
+"""A caller's query, items and labels, and the checks of their values for one model.
 
 Labels are texts, token ids, sequences of token ids, or names of a classification model's classes.
 """
@@ -72,7 +72,7 @@ class ScoreInput:
             raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
 
     def checked(self, errors: ItemErrors) -> "ScoreInput":
-        """Return the input with an empty text for each item that cannot be read, and add its error.
+        """Return the input, in which items that cannot be read are empty and get errors.
 
         Raises:
             InvalidRequest: the query cannot be read.

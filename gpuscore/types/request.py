@@ -150,11 +150,11 @@ class Terms(NamedTuple):
 
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
-    deadline: float | None = None  # seconds on the engine's clock; what is left then is dropped
+    deadline: float | None = None  # seconds on the engine's clock; then the request is dropped
 
 
 class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
-    """The scored rows of a request in which not only the last token of each item is scored.
+    """The scored rows of a request that scores other tokens than the last one of each item.
 
     The first entry is for the query, whose rows are computed once for all prompts; the others are
     for the N items.
@@ -195,7 +195,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     num_top: int = 0  # most probable tokens of every row, at most MAX_TOP
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
-    deadline: float | None = None  # seconds on the engine's clock; what is left then is dropped
+    deadline: float | None = None  # seconds on the engine's clock; then the request is dropped
     readouts: Readouts | None = None  # None = the last token of each item
     trie: LabelTrie | None = None  # None = labels of one token
 
@@ -247,7 +247,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
         return (*query, *self.label_ids)
 
     def rows_of(self, item: int) -> Rows:
-        """Return the rows that `readouts` name of an item, or of the query, which is item -1."""
+        """Return an item's rows in `readouts`; item -1 is the query."""
         read = self.readouts
         if read is None:
             return NO_ROWS
@@ -326,7 +326,7 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
 
 def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
-    """Return the tokens to compute if nothing is cached, with prompts that nodes need again."""
+    """Count the tokens to compute if nothing is cached, with prompts computed again for nodes."""
     trie = request.trie
     if trie is None:
         return request.num_tokens
@@ -356,8 +356,8 @@ def prompts_with_nodes(
 ) -> list[Int32Array]:
     """Return the beginnings of an item that are computed for the nodes of its rows.
 
-    This is the item up to its last scored row. If it does not fit a batch with all nodes, it is the
-    item up to each scored row.
+    This is one beginning, up to the last scored row. If that does not fit a batch with all nodes,
+    it is one beginning for each scored row.
     """
     if request.readouts is None or request.trie is None:
         return [item]

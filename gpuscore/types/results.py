@@ -29,7 +29,7 @@ def spread(
 
 
 def scored_places(errors: Sequence[ItemError] | None, count: int | None) -> Sequence[int]:
-    """Return the places of the items without errors, of `count` items."""
+    """Return the indices, below `count`, of the items without errors."""
     left_out = {error.index for error in errors or ()}
     places = range(count or 0)
     return [index for index in places if index not in left_out] if left_out else places
@@ -38,8 +38,8 @@ def scored_places(errors: Sequence[ItemError] | None, count: int | None) -> Sequ
 def rows_apart(
     request: ScoreRequest, result: ScoreResult
 ) -> tuple[tuple[Int32Array, ...], ScoreResult]:
-    """Return the labels of each row, and the result with the logits of each row, of a request whose
-    items have equally many labels in all their rows."""
+    """Divide labels and logits of items by rows: return each row's labels, and the result with
+    each row's logits. All rows of an item must have equally many labels."""
     if request.readouts is None:
         return request.label_ids, result
     places = request.readouts.places[1:]

@@ -1,9 +1,9 @@
 """Rows of INT8 in plain torch, and scales of checkpoints.
 
-A row's largest magnitude becomes 127, as vLLM has it; a row of zeros has the scale `EPS`.
-compressed-tensors divides by 127.5 instead, so that a row's largest number is half way between two
-integers: its last bit would decide between them, and packed rows would differ from rows of single
-requests.
+A row's largest magnitude becomes 127, as in vLLM; a row of zeros has the scale `EPS`.
+compressed-tensors divides by 127.5 instead, which puts a row's largest number half way between two
+integers. A rounding error would then decide between them, and packed rows would differ from rows of
+single requests.
 """
 
 import torch
@@ -17,7 +17,7 @@ BLOCK = 128  # rows and columns of a weight that share a scale, where its scales
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x [T, K] in int8 with a scale per row, [T]; rounds to nearest, ties to even.
 
-    A row with NaN or infinity has such a scale; its numbers are not defined.
+    A row with NaN or infinity gets a scale of NaN or infinity; its numbers are undefined.
     """
     wide = x.float()
     scale = wide.abs().amax(1) / MOST
@@ -26,6 +26,6 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread(scale: Tensor, w: Tensor) -> Tensor:
-    """Return a weight's scales [O / 128, K / 128], rounded up, as one per element of w [O, K]."""
+    """Expand a weight's scales, one per block of 128 x 128, to one per element of w [O, K]."""
     rows, columns = w.shape
     return scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]

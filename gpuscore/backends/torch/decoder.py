@@ -93,12 +93,12 @@ class Attention:
             )
         self.o_proj = by_rows(Linear(weights.o_proj, operators.products))
         self.heads = QkvHeads(
-            config.num_heads,
-            config.num_kv_heads,
-            weights.q_norm,
-            weights.k_norm,
-            config.rms_norm_eps,
-            config.one_plus_norms,
+            queries=config.num_heads,
+            keys=config.num_kv_heads,
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            eps=config.rms_norm_eps,
+            one_plus=config.one_plus_norms,
         )
         self.q_heads = replace(self.heads, keys=0)
         self.kv_heads = replace(self.heads, queries=0)

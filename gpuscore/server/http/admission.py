@@ -9,7 +9,7 @@ from gpuscore.dialects.served import Backlog
 from gpuscore.errors import Overloaded
 from gpuscore.server.service import ScoringService
 
-BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request that was not read yet
+BYTES_PER_TOKEN = 4  # of a body, roughly; estimates the wait of a request that is not read yet
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Admission:
     """The requests in flight.
 
     A request counts from its complete body to the end of its answer, so a client that sends slowly
-    holds no place. Bytes count as soon as they are there.
+    holds no place. Bytes count as soon as they arrive.
     """
 
     def __init__(self, service: ScoringService, config: ServerConfig) -> None:
@@ -42,7 +42,7 @@ class Admission:
         Args:
             tenant: the owner of the request's key.
             announced: bytes of its body that are still to come, as far as is known.
-            received: bytes that it has here already.
+            received: bytes of it that have arrived.
         """
         backlogs = self._service.models.backlogs  # the model is unknown until the body is read
         if not backlogs:

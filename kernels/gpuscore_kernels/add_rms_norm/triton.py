@@ -62,7 +62,7 @@ def add_rms_norm(
     Args:
         x: [T, E], float32 or in the weight's dtype; the elements of a row are contiguous, rows need
             not be.
-        delta: [T, E] in the weight's dtype, as x in memory, or None for 0.
+        delta: [T, E] in the weight's dtype, in memory like x; None: 0.
         weight: [E].
         eps: added to the mean square.
         one_plus: Gemma's form: multiply by 1 + weight.

@@ -4,8 +4,8 @@ divided into full and masked tiles of keys.
 Rows of one segment stand together, so most is computed from these *runs* and not from rows. Named
 tuples take a tenth of the time of frozen dataclasses to make.
 
-A call of NumPy takes about a microsecond however small the arrays are, and a small batch waits for
-its tables. So masked tiles are kept as ranges of keys, which become entries all at once at the end.
+A small batch waits for its tables, and each call of NumPy takes about a microsecond, however small
+its arrays are. So masked tiles are kept as ranges of keys, and all entries are made at the end.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class Runs(NamedTuple):
 class QueryRows(NamedTuple):
     """The query rows of one table."""
 
-    order: Wide  # [M] places that the rows were given at
+    order: Wide  # [M] index of each row in the order in which they were given
     position: Ints  # [M]
     runs: Runs
     first: Wide  # [K] first row of each run's segment

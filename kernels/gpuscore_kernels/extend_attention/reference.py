@@ -31,7 +31,7 @@ def extend_attention(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """Compute `api.extend_attention`. It does not synchronize if the table is on the host.
+    """Compute `triton.extend_attention`. It does not synchronize if the table is on the host.
 
     With steady tiles, the shapes of a row's operations depend only on the keys that the row sees.
     """

@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class AttentionFunctions:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._library = library
         self._dtype = dtype
-        declare(library, {"extend_attention": (ctypes.POINTER(_Problem), c_int64, c_int32)})
+        declare(library, {"extend_attention": "PNI"})
 
     def extend_attention(
         self,

@@ -1,8 +1,8 @@
 """Compiles this folder's C files to a library for this CPU, at every start, in a second.
 
 The library is not kept, so one of another CPU, compiler or version can never be loaded by mistake.
-An image without a compiler has prebuilt libraries for several levels of CPUs, which `build_ahead`
-put beside the sources. Their file names hold a digest of the sources and flags.
+For an image without a compiler, `build_ahead` puts libraries for several levels of CPUs beside the
+sources. Their file names hold a digest of the sources and flags.
 
 A library does not link OpenMP. It finds OpenMP's functions in the runtime that torch has loaded,
 and so uses torch's threads.
@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ LEVELS = {
     "x86-64-v4": _V4,
     "x86-64-v3": _V3,
 }
+# Of arguments: an address, a size, a number of float32, a switch or number of threads.
+TYPES = {"P": c_void_p, "N": c_int64, "F": c_float, "I": c_int32}
 _TIMEOUT = 120  # seconds after which a compiler is stopped
 _SHOWN = 500  # characters of its message that are shown
 
@@ -72,12 +75,18 @@ def load(library: Path) -> ctypes.CDLL:
         raise BuildError(f"the compiled library cannot be loaded: {error}") from error
 
 
-def declare(library: ctypes.CDLL, arguments: Mapping[str, Any]) -> None:
-    """Declare a library's functions: `arguments` has their argument types; they return nothing."""
-    for name, types in arguments.items():
+def declare(library: ctypes.CDLL, arguments: Mapping[str, str]) -> None:
+    """Declare a library's functions, which return nothing: `TYPES` of their arguments, in order."""
+    for name, letters in arguments.items():
         function = getattr(library, name)
-        function.argtypes = types
+        function.argtypes = [TYPES[letter] for letter in letters]
         function.restype = None
+
+
+def call(function: Any, tensors: Sequence[Tensor | None], *numbers: float) -> None:
+    """Call a function with the tensors' addresses, the numbers, and torch's number of threads."""
+    addresses = (None if x is None else x.data_ptr() for x in tensors)
+    function(*addresses, *numbers, torch.get_num_threads())
 
 
 def check_tensor(
@@ -96,7 +105,7 @@ def check_tensor(
 
 
 def build_ahead(compiler: str, folder: Path = PREBUILT) -> list[Path]:
-    """Compile a library for every level and dtype, and return their paths; raise BuildError."""
+    """Compile a library for every level and dtype; return their paths, or raise BuildError."""
     folder.mkdir(exist_ok=True)
     libraries = {
         _prebuilt(folder, level, dtype): (level, dtype) for level in LEVELS for dtype in FORMATS

@@ -124,7 +124,7 @@ typedef struct {
     float *end; /* the state after it, or NULL; it may be the same memory */
 } chunk;
 
-/* Outputs and end state of one chunk; `work` has room for what `room` says. */
+/* Outputs and end state of one chunk; `work` has room for its keys, two squares and its values. */
 static void run_chunk(const chunk *c, float *work)
 {
     int64_t length = c->length, padded = c->padded, width = c->value_size;
@@ -197,18 +197,13 @@ static void run_chunk(const chunk *c, float *work)
     }
 }
 
-/* Numbers that a thread needs: for a chunk, and for the state that a walk hands on. */
-static int64_t room(int64_t key_size, int64_t value_size)
-{
-    return CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size) + key_size * value_size;
-}
-
 /* Walks [count, 3] of a level. `convolved` holds queries, keys and values side by side, `pool` and
-   `held` states; `delta_net.Walks` documents the tables. */
+   `held` states; `delta_net.Walks` documents the tables. `work` has `words` numbers for each thread:
+   for a chunk, and for the state that a walk hands on. */
 void delta_walks(float *out, float *pool, float *held, const float *convolved, const float *strength,
                  const float *decay, const int32_t *chunks, const int32_t *walks, float *work,
                  int64_t count, int64_t heads, int64_t repeat, int64_t key_size, int64_t value_size,
-                 int32_t threads)
+                 int64_t words, int32_t threads)
 {
     int64_t values = heads * repeat, keys = heads * key_size, stride = values * value_size;
     int64_t columns = 2 * keys + stride, state_size = heads * key_size * repeat * value_size;
@@ -218,8 +213,8 @@ void delta_walks(float *out, float *pool, float *held, const float *convolved, c
         const int32_t *walk = walks + task / values * 3;
         int64_t head = task % values, key_head = head / repeat, source = walk[2];
         int64_t at = key_head * key_size * state_stride + head % repeat * value_size;
-        float *room_of_thread = work + omp_get_thread_num() * room(key_size, value_size);
-        float *own = room_of_thread + room(key_size, value_size) - key_size * value_size;
+        float *of_chunk = work + omp_get_thread_num() * words;
+        float *own = of_chunk + words - key_size * value_size;
         chunk c = {.key_size = key_size, .value_size = value_size, .state_stride = state_stride};
         if (source != -1)
             c.state = (source >= 0 ? pool + source * state_size : held + (-2 - source) * state_size) + at;
@@ -239,7 +234,7 @@ void delta_walks(float *out, float *pool, float *held, const float *convolved, c
             }
             c.padded = (c.length + LANES - 1) / LANES * LANES;
             c.end = number + 1 < walk[1] || *target != -1 ? own : NULL;
-            run_chunk(&c, room_of_thread);
+            run_chunk(&c, of_chunk);
             for (; target < entry + 4 && *target != -1; target++) {
                 int64_t slot = *target;
                 float *to = slot >= 0 ? pool + slot * state_size : held + (-2 - slot) * state_size;

@@ -1,22 +1,17 @@
 """The functions of `delta.c` on tensors; `delta_net/reference.py` documents them."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from gpuscore_kernels.delta_net import CHUNK_SIZE, Walks, strengths
-from gpuscore_kernels.row_functions.build import check_tensor, declare
+from gpuscore_kernels.row_functions.build import call, check_tensor, declare
 
-_P = c_void_p
-_N = c_int64
-_F = c_float
-_I = c_int32
 _ARGUMENTS = {
-    "convolve": (*[_P] * 5, *[_N] * 6, _I),
-    "gated_norm": (_P, _P, _P, _P, _F, *[_N] * 4, _I),
-    "delta_walks": (*[_P] * 9, *[_N] * 5, _I),
+    "convolve": "PPPPPNNNNNNI",
+    "gated_norm": "PPPPFNNNNI",
+    "delta_walks": "PPPPPPPPPNNNNNNI",
 }
 
 
@@ -46,11 +41,8 @@ class DeltaFunctions:
         check_tensor(places, (rows, kernel - 1), torch.int32)
         check_tensor(weight, (kernel, columns), torch.float32)
         out = torch.empty(rows, columns)
-        self._library.convolve(
-            *(x.data_ptr() for x in (out, mixed, tails, places, weight)),
-            *(rows, columns, kernel, keys, size, mixed.stride(0)),
-            torch.get_num_threads(),
-        )
+        sizes = rows, columns, kernel, keys, size, mixed.stride(0)
+        call(self._library.convolve, (out, mixed, tails, places, weight), *sizes)
         return out
 
     def gated_norm(self, out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -60,12 +52,8 @@ class DeltaFunctions:
         check_tensor(gate, (rows, heads * size), self._dtype, contiguous=False)
         check_tensor(weight, (size,), torch.float32)
         result = torch.empty(rows, heads * size, dtype=self._dtype)
-        self._library.gated_norm(
-            *(x.data_ptr() for x in (result, out, gate, weight)),
-            eps,
-            *(rows, heads, size, gate.stride(0)),
-            torch.get_num_threads(),
-        )
+        sizes = rows, heads, size, gate.stride(0)
+        call(self._library.gated_norm, (result, out, gate, weight), eps, *sizes)
         return result
 
     def delta_rule(
@@ -98,16 +86,11 @@ class DeltaFunctions:
             raise ValueError(f"a chunk has {longest} rows; supported: up to {CHUNK_SIZE}")
         out = torch.empty(rows, heads, value_size)
         held = pool.new_empty(walks.held, *pool.shape[1:])
-        threads = torch.get_num_threads()
         of_chunk = CHUNK_SIZE * (key_size + 2 * CHUNK_SIZE + value_size)
-        scratch = torch.empty(threads * (of_chunk + key_size * value_size))
+        words = of_chunk + key_size * value_size
+        scratch = torch.empty(torch.get_num_threads() * words)
         for level in walks.walks:
-            self._library.delta_walks(
-                *(
-                    x.data_ptr()
-                    for x in (out, pool, held, convolved, *by_row, walks.chunks, level, scratch)
-                ),
-                *(len(level), key_heads, repeat, key_size, value_size),
-                threads,
-            )
+            tensors = out, pool, held, convolved, *by_row, walks.chunks, level, scratch
+            sizes = len(level), key_heads, repeat, key_size, value_size, words
+            call(self._library.delta_walks, tensors, *sizes)
         return out

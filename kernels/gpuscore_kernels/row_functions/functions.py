@@ -4,29 +4,24 @@ References of other kernels define the results.
 """
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from gpuscore_kernels.reference import QkvHeads
-from gpuscore_kernels.row_functions.build import check_tensor, declare
+from gpuscore_kernels.row_functions.build import call, check_tensor, declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
-APART = 16  # numbers between two rows of products: a power of two would share lines of a cache
+APART = 16  # numbers between two rows of products; strides of a power of two share cache lines
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
-_P = c_void_p
-_N = c_int64
-_F = c_float
-_I = c_int32
 _ARGUMENTS = {
-    "add_rms_norm": (_P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _I),
-    "norm_and_rotate": (_P, _P, _P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _N, _I),
-    "gated": (_P, _P, _I, _N, _N, _N, _I),
-    "quantize_rows": (_P, _P, _P, _F, _N, _N, _N, _I),
-    "scale_rows": (_P, _P, _P, _P, _N, _N, _I),
-    "products": (_P, _P, _P, _N, _N, _N, _N, _I),
+    "add_rms_norm": "PPPPPFINNNNI",
+    "norm_and_rotate": "PPPPPPPFINNNNNI",
+    "gated": "PPINNNI",
+    "quantize_rows": "PPPFNNNI",
+    "scale_rows": "PPPPNNI",
+    "products": "PPPNNNNI",
 }
 
 
@@ -66,17 +61,9 @@ class RowFunctions:
         if delta is not None:
             self._check(delta, (rows, columns))
             total = x if x.is_contiguous() else torch.empty(rows, columns)
-        self._library.add_rms_norm(
-            None if delta is None else total.data_ptr(),
-            normed.data_ptr(),
-            x.data_ptr(),
-            None if delta is None else delta.data_ptr(),
-            weight.data_ptr(),
-            eps,
-            one_plus,
-            *(rows, columns, x.stride(0), 0 if delta is None else delta.stride(0)),
-            torch.get_num_threads(),
-        )
+        tensors = None if delta is None else total, normed, x, delta, weight
+        strides = x.stride(0), 0 if delta is None else delta.stride(0)
+        call(self._library.add_rms_norm, tensors, eps, one_plus, rows, columns, *strides)
         return total, normed
 
     def norm_and_rotate(
@@ -90,24 +77,18 @@ class RowFunctions:
         """
         rows = len(qkv)
         size = 2 * cos.shape[1]
-        norms = (heads.q_norm, heads.k_norm)
         self._check(qkv, (rows, (heads.queries + 2 * heads.keys) * size))
         if size > LARGEST_HEAD:
             raise ValueError(f"heads have {size} numbers; supported: up to {LARGEST_HEAD}")
         for table in (cos, sin):
             check_tensor(table, (rows, size // 2), torch.float32)
-        for norm in norms:
+        for norm in (heads.q_norm, heads.k_norm):
             if norm is not None:
                 self._check(norm, (size,))
         q, k = (qkv.new_empty(n, rows, size) for n in (heads.queries, heads.keys))
-        self._library.norm_and_rotate(
-            *(q.data_ptr(), k.data_ptr(), qkv.data_ptr(), cos.data_ptr(), sin.data_ptr()),
-            *(None if norm is None else norm.data_ptr() for norm in norms),
-            heads.eps,
-            heads.one_plus,
-            *(rows, heads.queries, heads.keys, size, qkv.stride(0)),
-            torch.get_num_threads(),
-        )
+        tensors = q, k, qkv, cos, sin, heads.q_norm, heads.k_norm
+        sizes = rows, heads.queries, heads.keys, size, qkv.stride(0)
+        call(self._library.norm_and_rotate, tensors, heads.eps, heads.one_plus, *sizes)
         v = qkv[:, (heads.queries + heads.keys) * size :].view(rows, heads.keys, size)
         return q.transpose(0, 1), k.transpose(0, 1), v
 
@@ -117,13 +98,8 @@ class RowFunctions:
         columns = gate_up.shape[1] // 2
         self._check(gate_up, (rows, 2 * columns))
         out = gate_up.new_empty(rows, columns)
-        self._library.gated(
-            out.data_ptr(),
-            gate_up.data_ptr(),
-            ACTIVATIONS[activation],
-            *(rows, columns, gate_up.stride(0)),
-            torch.get_num_threads(),
-        )
+        sizes = rows, columns, gate_up.stride(0)
+        call(self._library.gated, (out, gate_up), ACTIVATIONS[activation], *sizes)
         return out
 
     def quantize_rows(self, x: Tensor, least: float) -> tuple[Tensor, Tensor]:
@@ -135,12 +111,7 @@ class RowFunctions:
         self._check(x, (rows, columns))
         q = torch.empty(rows, columns, dtype=torch.uint8)
         scales = torch.empty(rows, dtype=torch.float32)
-        self._library.quantize_rows(
-            *(q.data_ptr(), scales.data_ptr(), x.data_ptr()),
-            least,
-            *(rows, columns, x.stride(0)),
-            torch.get_num_threads(),
-        )
+        call(self._library.quantize_rows, (q, scales, x), least, rows, columns, x.stride(0))
         return q, scales
 
     def scale_rows(self, y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -151,12 +122,7 @@ class RowFunctions:
         if bias is not None:
             self._check(bias, (columns,))
         out = torch.empty(rows, columns, dtype=self._dtype)
-        self._library.scale_rows(
-            *(out.data_ptr(), y.data_ptr(), scale.data_ptr()),
-            None if bias is None else bias.data_ptr(),
-            *(rows, columns),
-            torch.get_num_threads(),
-        )
+        call(self._library.scale_rows, (out, y, scale, bias), rows, columns)
         return out
 
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -167,11 +133,7 @@ class RowFunctions:
         check_tensor(x, (rows, width), torch.bfloat16)
         check_tensor(weight, (columns, width), torch.bfloat16)
         out = x.new_empty(rows, columns + APART, dtype=torch.float32)
-        self._library.products(
-            *(out.data_ptr(), x.data_ptr(), weight.data_ptr()),
-            *(rows, columns, width, out.stride(0)),
-            torch.get_num_threads(),
-        )
+        call(self._library.products, (out, x, weight), rows, columns, width, out.stride(0))
         return out[:, :columns]
 
     def _check(self, x: Tensor, shape: tuple[int, ...]) -> None:
