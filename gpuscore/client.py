@@ -218,6 +218,7 @@ class Client(AbstractContextManager["Client"]):
         """Close the connections, and end the thread."""
         if not self._loop.is_closed():
             self._wait(self._client.aclose())
+            self._wait(self._loop.shutdown_asyncgens())  # those of answers not read to the end
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

@@ -9,6 +9,8 @@ from gpuscore.commands.cli import make_parser
 from gpuscore.config.flags import AllOptions, CommandParser
 
 COLUMNS = "92"
+# Before Python 3.13 each name of a flag has the value's name.
+SAID_TWICE = ("-o FILE, --output FILE     ", "-o, --output FILE          ")
 LONG = 4  # lines; shorter groups are repeated
 EXIT_CODES = (
     ("0", "success"),
@@ -22,7 +24,7 @@ EXIT_CODES = (
 
 
 def page_of_commands() -> str:
-    os.environ["COLUMNS"] = COLUMNS  # argparse reads it each time
+    os.environ |= {"COLUMNS": COLUMNS, "PYTHON_COLORS": "0"}  # argparse reads them each time
     blocks, shown = [], dict[str, str]()
     for parser in _parsers(make_parser()):
         parser.formatter_class = AllOptions
@@ -47,7 +49,7 @@ def _without_repeats(parser: argparse.ArgumentParser, shown: dict[str, str]) -> 
         parser: the command.
         shown: the commands that have shown each group, by the group's text; added to.
     """
-    for part in parser.format_help().strip().split("\n\n"):
+    for part in parser.format_help().strip().replace(*SAID_TWICE).split("\n\n"):
         title, _, rows = part.partition("\n")
         if rows.count("\n") < LONG or part not in shown:
             shown.setdefault(part, parser.prog)

@@ -51,10 +51,6 @@ class ItemsBody(ScoringBody, kw_only=True):
         ),
     ] = None
 
-    @property
-    def num_items(self) -> int:
-        raise NotImplementedError
-
     def refused(self) -> Iterator[tuple[int, InvalidRequest]]:
         """Yield the places and errors of items that cannot be read, by place.
 
@@ -70,15 +66,15 @@ class ItemsBody(ScoringBody, kw_only=True):
             for _, error in self.refused():
                 raise error
 
-    def errors(self, model: LoadedModel, name: str) -> ItemErrors | None:
+    def errors(self, model: LoadedModel, name: str, count: int) -> ItemErrors | None:
         """Return the errors of items that cannot be read; None if an error fails the request.
 
         Raises:
-            TooManyItems: there are more items, which the caller calls `name`, than the limit.
+            TooManyItems: the number of items, which the caller calls `name`, is over the limit.
         """
         if self.on_error != "null":
             return None
-        model.prompts.builder.check_count(name, self.num_items)
+        model.prompts.builder.check_count(name, count)
         errors = ItemErrors()
         for index, error in self.refused():
             errors.add(index, error)

@@ -88,7 +88,7 @@ def prepare_ranking(
     """
     prompts = model.prompts.reranker
     given = replace(body.input, fit=True) if truncate else body.input
-    errors = body.errors(model, body.input.name)
+    errors = body.errors(model, body.input.name, body.num_items)
     built = prompts.build(given, errors)
     return PreparedBody.of(body, built.request, (prompts, built.truncated), errors)
 

@@ -207,7 +207,7 @@ def prepare_score(model: LoadedModel, body: ScoreBody | PairsBody) -> PreparedBo
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, PairsBody):
         return prepare_ranking(model, body)
-    errors = body.errors(model, "items")
+    errors = body.errors(model, "items", body.num_items)
     inputs = body.input
     if inputs.extraction is None:
         inputs = replace(inputs, extraction=model.prompts.step_token)

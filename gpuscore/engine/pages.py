@@ -97,6 +97,8 @@ class PagePool:
         """
         pages: list[int] = []
         cached_rows: list[PageRows | None] = []
+        if request is not None and not request.rows_of(-1):
+            request = None  # it scores no row of its query
         for key in keys:
             page = self._page_of.get(key.digest)
             if page is None or self._key_of[page].tokens != key.tokens:

@@ -180,8 +180,9 @@ def _equal_items(request: ScoreRequest) -> list[list[int]]:
     labels = {id(ids): ids.tobytes() for ids in request.label_ids}  # usually one for all items
     places: dict[tuple[bytes, ...], list[int]] = {}
     for number, (item, ids) in enumerate(zip(request.item_ids, request.label_ids, strict=True)):
-        rows = request.rows_of(number)
-        key = (item.tobytes(), labels[id(ids)], rows.places.tobytes(), rows.counts.tobytes())
+        key: tuple[bytes, ...] = (item.tobytes(), labels[id(ids)])
+        if rows := request.rows_of(number):
+            key += (rows.places.tobytes(), rows.counts.tobytes())
         places.setdefault(key, []).append(number)
     return list(places.values())
 

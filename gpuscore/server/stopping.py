@@ -17,7 +17,7 @@ from gpuscore.server.http.address import BACKLOG
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
 
-EVERY = 5.0  # seconds between two lines
+EVERY = 5.0  # seconds between two lines about the drain
 LAST_READS = 2.0  # seconds, once nothing is in flight, for refusing what the kernel has received
 LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
 FORCED_ANSWERS = 2.0  # seconds after a second signal for refusing all that is in flight
@@ -94,8 +94,8 @@ class DrainingServer(uvicorn.Server):
         After the drain timeout or a second signal, answer 503 to requests in flight.
         """
         left = self._drain_end - monotonic()
-        # Requests that wait after nothing was in flight came later, and are refused in their turn.
-        # After a second signal there is not enough time to refuse all of them.
+        # Once nothing was in flight, waiting requests are later ones, each of which is refused when
+        # it is read. After a second signal there is not enough time to refuse all of them.
         counted = self.force_exit or not self._last_look
         busy = self.service.busy or (counted and len(self._gate.starts) > 0)
         self._say_waiting(max(self._gate.admission.requests, busy), max(0.0, left))

@@ -18,7 +18,6 @@ ItemT = TypeVar("ItemT")
 _ITEM = re.compile(r"(\w+)\[(\d+)\]")
 # "fail": an item that cannot be scored fails its request; "null": it gets no score.
 OnError: TypeAlias = Literal["fail", "null"]
-ON_ERROR = ("fail", "null")
 # These errors may concern one item, when its prompt is built. All others fail the whole request.
 ITEM_ERRORS = (EmptyPrompt, InvalidRequest, NoExtractionToken, PromptTooLong, TokenIdOutOfRange)
 
@@ -75,7 +74,7 @@ class ItemsRefused(Exception):
 
 def check_on_error(on_error: str | None) -> bool:
     """Return True for "null", False for "fail" and None; raise InvalidRequest for anything else."""
-    if on_error not in (None, *ON_ERROR):
+    if on_error not in (None, "fail", "null"):
         raise InvalidRequest('on_error must be "fail" or "null"', param="on_error")
     return on_error == "null"
 

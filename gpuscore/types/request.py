@@ -209,16 +209,16 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     def _check_readouts(self, read: Readouts) -> None:
         runs = (self.query_ids, *self.item_ids)
-        labels = (read.query_labels, *self.label_ids)
-        if not len(runs) == len(labels) == len(read.places) == len(read.counts):
+        if not len(runs) == 1 + len(self.label_ids) == len(read.places) == len(read.counts):
             raise ValueError("readouts need an entry for the query and one for each item")
-        for tokens, ids, places, counts in zip(runs, labels, read.places, read.counts, strict=True):
+        for item, tokens in enumerate(runs, -1):
+            places, counts, labels = self.rows_of(item)
             steps = np.diff(places, prepend=-1, append=len(tokens))
             if steps.min() < 1 or len(places) != len(counts):
                 raise ValueError(
                     "readouts must name tokens in ascending order, with a count for each"
                 )
-            if counts.min(initial=1) < 1 or counts.sum() != len(ids):
+            if counts.min(initial=1) < 1 or counts.sum() != len(labels):
                 raise ValueError("the counts of the rows do not add up to the labels")
 
     def _check_trie(self, trie: LabelTrie) -> None:
@@ -256,7 +256,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     def query_part(self, start: int, stop: int) -> Rows:
         """Return the scored rows of the query's tokens [start, stop)."""
-        return self.rows_of(-1).part(start, stop)
+        return NO_ROWS if self.readouts is None else self.rows_of(-1).part(start, stop)
 
     @property
     def first_rows(self) -> Sequence[int]:

@@ -58,7 +58,7 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
     try:
         blocks = Input(source, "JSON lines", []).blocks()
         assert [len(block.rows) for block in blocks] == [3]
-        assert tracemalloc.get_traced_memory()[1] < 10**5
+        assert tracemalloc.get_traced_memory()[1] < 3 * 10**5  # Python 3.14 buffers 2**17 bytes
     finally:
         tracemalloc.stop()
     run(source, output)
