@@ -41,7 +41,7 @@ NO_KEY = tl.constexpr(2**31 - 1)  # above every row and position
 
 @triton.jit
 def _load_keys(base, stride, offs_n, offs_d, D: tl.constexpr, count=None):
-    """Load rows `offs_n` and columns `offs_d` from `base`; zeros beyond D and from row `count` on."""
+    """Load rows `offs_n` and columns `offs_d`; zeros are beyond D and from row `count` on."""
     pointers = base + offs_n[:, None] * stride + offs_d[None, :]
     even: tl.constexpr = offs_d.shape[0] == D
     if count is not None:
