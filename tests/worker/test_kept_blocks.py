@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gpuscore.processes.worker.child import TRIM
+from gpuscore.processes.worker.child import BEAT, TRIM
 from support.serving import QUICK, children, score, serving, wait_until
 from support.slow import slow
 from support.vitals import MIB, vitals
@@ -72,10 +73,17 @@ def test_the_second_batch_takes_no_new_pages(server):
 
 @pytest.mark.slow
 def test_an_idle_engine_gives_them_back(server):
+    """A batch that is done between two heartbeats counts as work, too."""
     (engine,) = children(server.process.pid)
     batch_of(server, seed=2)
     full = vitals(engine).rss
     wait_until(lambda: vitals(engine).rss < full - 40 * MIB, seconds=3 * TRIM)
+    time.sleep(TRIM)
+    batch_of(server, seed=3)
+    time.sleep(2 * BEAT)
+    before = faults(engine)
+    batch_of(server, seed=4)
+    assert faults(engine) - before < WIDEST / 4
 
 
 @pytest.mark.parametrize(

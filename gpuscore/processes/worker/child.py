@@ -155,10 +155,11 @@ class _Worker:
             now = monotonic()
             counts = (stats.counters, layers_done())
             busy = stats.requests or stats.running
-            if counts != progress or not busy:
+            moved = counts != progress  # a short batch may begin and end between two beats
+            if moved or not busy:
                 progress = counts
                 since = now
-            if busy:
+            if moved or busy:
                 worked = now
             elif now - worked > TRIM and stats.counters.batches > trimmed:
                 collect_and_trim()
