@@ -102,7 +102,7 @@ def test_the_device_is_asked_after_an_error_that_is_not_known(monkeypatch, raise
     with pytest.raises(type(raised)):
         translate_errors(fail, CUDA)
     state["lost"] = True
-    with pytest.raises(DeviceLost, match=r"then said: CUDA error: misaligned address"):
+    with pytest.raises(DeviceLost, match=r"then reported: CUDA error: misaligned address"):
         translate_errors(fail, CUDA)
 
 

@@ -8,12 +8,12 @@ import torch
 
 from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
+from gpuscore.backends.torch.graph_launcher import TOLERANCE
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
 from gpuscore.backends.torch.start_check import MaskedAttention
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention.reference import extend_attention
-from support.attention_inputs import heads_alone
+from support.attention_inputs import heads_alone, relative_error
 
 pytestmark = [
     pytest.mark.gpu,

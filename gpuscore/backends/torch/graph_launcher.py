@@ -33,7 +33,6 @@ from gpuscore.backends.torch.delta_net.layer import DeltaNetBackend
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.launcher import Finish, Launcher, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
-from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
 from gpuscore.backends.torch.words import WordPlaces, exact
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
@@ -46,6 +45,8 @@ if TYPE_CHECKING:  # it needs Triton
 TableAttention: TypeAlias = "TritonAttention | HopperAttention"
 GRAPH_WORDS = 2**20  # the most words of a batch that runs as a graph
 IN_FLIGHT = 2  # batches at a time: one runs, the next is queued
+# The largest relative error between two correct kernels; that of most is several times smaller.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(slots=True)
@@ -284,8 +285,8 @@ def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
         replayed, launched: hidden states of the same rows, [M, hidden].
     """
     # Random tokens may overflow in half precision: these numbers count as zeros on both sides.
-    finite = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (replayed, launched))
-    error = relative_error(*finite)
+    got, expected = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (replayed, launched))
+    error = float((got - expected).norm() / expected.norm().clamp_min(1e-30))
     tolerance = TOLERANCE[launched.dtype]
     if not error <= tolerance:
         raise ConfigError(

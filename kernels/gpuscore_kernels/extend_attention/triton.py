@@ -41,7 +41,7 @@ NO_KEY = tl.constexpr(2**31 - 1)  # above every row and position
 
 @triton.jit
 def _load_keys(base, stride, offs_n, offs_d, D: tl.constexpr, count=None):
-    """Load [BLOCK_N, BLOCK_D] from `base`, with zeros beyond D and from row `count` on."""
+    """Load rows `offs_n` and columns `offs_d`; zeros are beyond D and from row `count` on."""
     pointers = base + offs_n[:, None] * stride + offs_d[None, :]
     even: tl.constexpr = offs_d.shape[0] == D
     if count is not None:
@@ -158,7 +158,6 @@ def extend_attention_kernel(
     WINDOW: tl.constexpr,  # 0 = none
     GROUP: tl.constexpr,  # heads per KV head
     D: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # next power of two
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED_N: tl.constexpr,
@@ -180,7 +179,7 @@ def extend_attention_kernel(
     # Row r of the tile is token r // GROUP and head r % GROUP of this KV head.
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)
+    offs_d = tl.arange(0, max(16, triton.next_power_of_2(D)))
     token = offs_m // GROUP
     head = kv_head * GROUP + offs_m % GROUP
     mask_m = token < count
@@ -197,7 +196,7 @@ def extend_attention_kernel(
     q = tl.load(q + at_q, mask=mask, other=0.0)
     m_i = tl.full([BLOCK_M], NEVER, tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, offs_d.shape[0]], tl.float32)
 
     k += wide_head * stride_kh
     v += wide_head * stride_vh
@@ -262,7 +261,6 @@ def _launch(
         "WINDOW": window or 0,
         "GROUP": group,
         "D": dim,
-        "BLOCK_D": max(16, triton.next_power_of_2(dim)),
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "MASKED_N": config.masked_n,

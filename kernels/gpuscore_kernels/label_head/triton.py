@@ -107,15 +107,15 @@ def label_logits_kernel(
 
 
 @triton.jit
-def no_best(ROWS: tl.constexpr, TOP: tl.constexpr, TOP_COLUMNS: tl.constexpr):
-    """Return logits and ids, each [ROWS, TOP_COLUMNS], of rows without any token yet.
+def no_best(ROWS: tl.constexpr, TOP: tl.constexpr):
+    """Return logits and ids, each [ROWS, columns], of rows without any token yet.
 
     Columns after TOP pad to a power of two. They hold infinity, so no token replaces them.
     """
-    column = tl.arange(0, TOP_COLUMNS)[None, :]
+    column = tl.arange(0, triton.next_power_of_2(TOP))[None, :]
     free = tl.where(column < TOP, float("-inf"), float("inf"))
-    top = tl.zeros([ROWS, TOP_COLUMNS], tl.float32) + free
-    return top, tl.zeros([ROWS, TOP_COLUMNS], tl.int32) - 1 - column
+    top = tl.zeros([ROWS, column.shape[1]], tl.float32) + free
+    return top, tl.zeros([ROWS, column.shape[1]], tl.int32) - 1 - column
 
 
 @triton.jit
@@ -126,7 +126,7 @@ def with_best(top, top_ids, logits, peak, first):
     token.
 
     Args:
-        top, top_ids: [rows, TOP_COLUMNS], of the tiles so far.
+        top, top_ids: [rows, columns], of the tiles so far.
         logits: [rows, tokens] of this tile, whose first token is `first`.
         peak: [rows], the largest of them.
     """
@@ -168,7 +168,6 @@ def slice_statistics_kernel(
     EVEN_K: tl.constexpr,
     HAS_CAP: tl.constexpr,
     TOP: tl.constexpr,
-    TOP_COLUMNS: tl.constexpr,
 ):
     """Write peaks, sums and best_ids, each [num_rows, SLICES]; programs of a slice run together.
 
@@ -190,7 +189,7 @@ def slice_statistics_kernel(
     l_i = tl.zeros([BLOCK_M], tl.float32)
     best = tl.zeros([BLOCK_M], tl.int32)
     if TOP > 1:
-        top, top_ids = no_best(BLOCK_M, TOP, TOP_COLUMNS)
+        top, top_ids = no_best(BLOCK_M, TOP)
     tiles: tl.constexpr = (VOCAB + BLOCK_N - 1) // BLOCK_N
     per_slice: tl.constexpr = (tiles + SLICES - 1) // SLICES
     first = tl.program_id(1) * per_slice
@@ -228,7 +227,7 @@ def slice_statistics_kernel(
     if TOP == 1:
         tl.store(best_ids + place, best, mask=mask_m)
     if TOP > 1:
-        column = tl.arange(0, TOP_COLUMNS)[None, :]
+        column = tl.arange(0, triton.next_power_of_2(TOP))[None, :]
         places = place[:, None] * TOP + column
         is_place = mask_m[:, None] & (column < TOP)
         tl.store(best_ids + places, top_ids, mask=is_place)
@@ -246,7 +245,6 @@ def merge_slices_kernel(
     top_logits,
     SLICES: tl.constexpr,
     TOP: tl.constexpr,
-    TOP_COLUMNS: tl.constexpr,
 ):
     """Combine a row's slices and, if TOP is not 0, their best tokens; write the TOP best, the
     largest first. A slice without tokens has peak -inf, sum 0."""
@@ -257,7 +255,7 @@ def merge_slices_kernel(
     total = tl.sum(tl.load(sums + place) * tl.exp(peak - highest), axis=0)
     tl.store(lse + row, highest + tl.log(total))
     if TOP > 0:
-        column = tl.arange(0, TOP_COLUMNS)[None, :]
+        column = tl.arange(0, triton.next_power_of_2(TOP))[None, :]
         places = place[:, None] * TOP + column
         inside = column < TOP
         ids = tl.load(best_ids + places, mask=inside, other=-1)
@@ -279,9 +277,7 @@ def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
 
 @chosen_once
 def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: int) -> CachedLaunch:
-    columns = triton.next_power_of_2(top) if top > 1 else 0  # 0: no lists of best tokens
-    best = {"TOP": top, "TOP_COLUMNS": columns}
-    constants = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, **best}
+    constants = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap, "TOP": top}
     return CachedLaunch(
         slice_statistics_kernel,
         constants | config.sizes(),
@@ -293,7 +289,7 @@ def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: i
 
 @chosen_once
 def _launch_merge(slices: int, top: int) -> CachedLaunch:
-    constants = {"SLICES": slices, "TOP": top, "TOP_COLUMNS": triton.next_power_of_2(max(1, top))}
+    constants = {"SLICES": slices, "TOP": top}
     options = {"num_warps": BEST_WARPS if top > 1 else 1}
     return CachedLaunch(merge_slices_kernel, constants, options, dtypes=())
 

@@ -74,16 +74,13 @@ def store_halves(start, half, of_heads, mask, HALF: tl.constexpr):
 
 
 @triton.jit
-def copy_cached(
-    read, rows, pages, strides, HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-):  # fmt: skip
+def copy_cached(read, rows, pages, strides, HEADS: tl.constexpr, DIM: tl.constexpr):
     """Copy keys and values of `COPIED` slots to consecutive rows, some by each program of a row."""
     k, v = rows
     k_pages, v_pages = pages
     head_stride, slot_stride = strides
-    head = tl.arange(0, BLOCK_HEADS)[:, None]
-    at = tl.arange(0, BLOCK_DIM)[None, :]
+    head = tl.arange(0, triton.next_power_of_2(HEADS))[:, None]
+    at = tl.arange(0, triton.next_power_of_2(DIM))[None, :]
     inside = (head < HEADS) & (at < DIM)
     for index in tl.range(tl.program_id(1), COPIED, tl.num_programs(1)):
         slot = tl.load(read + index).to(tl.int64)
@@ -122,13 +119,11 @@ def qk_norm_rope_store_kernel(
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KV: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
     ONE_PLUS: tl.constexpr,
     HAS_PAGES: tl.constexpr,
     ALL: tl.constexpr,
     READS: tl.constexpr,
-    ALL_KV: tl.constexpr,
 ):
     """Norm, rotate and store a block of heads of one row.
 
@@ -145,12 +140,11 @@ def qk_norm_rope_store_kernel(
             behind = (rows + first) * (KV_HEADS * 2 * HALF)
             copy_cached(
                 read + first, (k + behind, v + behind), (k_pages, v_pages),
-                (head_stride, slot_stride), HEADS=KV_HEADS, DIM=2 * HALF, BLOCK_HEADS=ALL_KV,
-                BLOCK_DIM=2 * BLOCK_HALF,
+                (head_stride, slot_stride), HEADS=KV_HEADS, DIM=2 * HALF,
             )  # fmt: skip
             return
     q_blocks: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
-    half = tl.arange(0, BLOCK_HALF)
+    half = tl.arange(0, triton.next_power_of_2(HALF))
     inside = half < HALF
     cos_row = tl.load(cos + row * HALF + half, mask=inside, other=0.0)[None, :]
     sin_row = tl.load(sin + row * HALF + half, mask=inside, other=0.0)[None, :]
@@ -217,13 +211,11 @@ def _launch(
         "HALF": head_dim // 2,
         "BLOCK_HEADS": of_queries,
         "BLOCK_KV": of_keys,
-        "BLOCK_HALF": half,
         "HAS_NORM": has_norm,
         "ONE_PLUS": one_plus,
         "HAS_PAGES": has_pages,
         "ALL": checks_all,
         "READS": reads,
-        "ALL_KV": triton.next_power_of_2(max(1, num_kv_heads)),
     }
     warps = 2 * max(of_queries, 2 * of_keys) * half // (32 * ELEMENTS)
     launch = CachedLaunch(
