@@ -121,8 +121,8 @@ class RerankBody(RankingBody):
     truncate: Annotated[
         RawFlag,
         about(
-            "Cuts documents at their end where their prompts would not fit the model; by default "
-            "false or the server's `--rerank-truncate`."
+            "Cuts the end of documents whose prompts do not fit the model; if null, the server's "
+            "`--rerank-truncate` decides."
         ),
     ] = None
     instruct: Annotated[str | None, about("SGLang's name of `instruction`.")] = None
@@ -161,7 +161,7 @@ _decoded = strict_decoder(RerankBody)
 
 def decode_rerank(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> RerankBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    # Decoding errors need the variant, too. A JSON text never holds the name, as it escapes quotes.
+    # Decoding errors need the variant, too, so it is guessed first; the decoded body decides.
     tei = b'"texts"' in body or record.route == TEXT_RANKING_PATH
     record.variant = TEI if tei else ""
     fields = _decoded(body, record, limits)

@@ -60,7 +60,7 @@ _TARGETS: tuple[Flag, ...] = (
         _MANY,
     ),
     ("--api", None, "API to time (default: the first that answers)", {"choices": APIS}),
-    ("--served-model", "NAME", "the model's name in requests (default: the first)", {}),
+    ("--served-model", "NAME", "the model's name in requests (default: the first listed)", {}),
     (
         *("--vocab-size", "N"),
         "number of valid token ids (default: as the server says, else 30000)",
@@ -124,8 +124,8 @@ _ORACLE: Flag = (
 _WORKLOAD: tuple[Flag, ...] = (
     (
         *("--workload", None),
-        "text: real sentences; bench: the sample of `gpuscore bench`; others: random token ids, of "
-        "which full (2,000 + 500 x 20 tokens) is for a GPU (default: text for a model with a "
+        "text: real sentences; bench: the sample of `gpuscore bench`; others: random token ids; "
+        "full (2,000 + 500 x 20 tokens) is for a GPU (default: text for a model with a "
         "tokenizer.json, else standard)",
         {"choices": SIZES},
     ),
@@ -134,8 +134,8 @@ _WORKLOAD: tuple[Flag, ...] = (
 _COMPARE: tuple[Flag, ...] = (
     (
         *("--reference", "BUNDLE"),
-        "correct scores: one bundle, or transformers' bundles in float32 and each half-precision "
-        "format; their error sets how far the others may differ (default: compare every pair)",
+        "correct scores: one bundle, or transformers' in float32, and one for each half-precision "
+        "dtype, whose error sets the tolerance (default: compare every pair)",
         {"nargs": "+", "default": []},
     ),
     (
@@ -198,7 +198,7 @@ def _add_compare(commands: Any, name: str) -> None:
     help = "compare result files: speed, cost and scores"
     compare = _add(commands, name, "A [B ...] [OPTIONS]", help)
     compare.add_argument(
-        "bundles", nargs="+", metavar="A", help="bundles, named by their paths without the ending"
+        "bundles", nargs="+", metavar="A", help="bundles; tables show their paths without endings"
     )
     _add_flags(compare, _COMPARE)
 

@@ -36,7 +36,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 logger = logging.getLogger(__name__)
 
 
-def merged_directory(base: Path, adapter: Path, model: str) -> Path:
+def overlay_directory(base: Path, adapter: Path, model: str) -> Path:
     """Return a temporary directory with the files of both. It is removed when the process ends.
 
     Args:
@@ -80,13 +80,13 @@ def _read_settings(adapter: Path) -> dict[str, Any]:
         if settings.get(key, supported[0]) not in supported:
             raise ConfigError(
                 f"{path}: {key} is {shown(settings[key])}; supported: {shown(supported[0])}; merge "
-                "it with peft's merge_and_unload and serve the result"
+                "the adapter with peft's merge_and_unload and serve the result"
             )
     return settings
 
 
 def _with_head(config: dict[str, Any], adapter: Path) -> dict[str, Any]:
-    """Return the base model's config.json, changed to a model with the adapter's head."""
+    """Return the base model's config.json, changed to describe a model with the adapter's head."""
     name = architecture_name(config)
     if not name.endswith("ForCausalLM"):
         return config

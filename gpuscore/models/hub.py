@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from gpuscore.errors import ConfigError
-from gpuscore.models.adapter import merged_directory
+from gpuscore.models.adapter import overlay_directory
 
 DEMO = "demo"
 MODEL_FILES = (".json", ".safetensors", ".jinja")  # files that scores depend on
@@ -33,7 +33,7 @@ def model_directory(model: str, revision: str | None = None, adapter: str | None
     directory = _base_directory(model, revision)
     if adapter is None:
         return directory
-    return merged_directory(directory, Path(adapter).expanduser(), model)
+    return overlay_directory(directory, Path(adapter).expanduser(), model)
 
 
 def _base_directory(model: str, revision: str | None) -> Path:

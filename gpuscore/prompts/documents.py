@@ -23,7 +23,7 @@ from gpuscore.prompts.rerank_input import (
     RerankInput,
     prompts_of,
 )
-from gpuscore.text.boundaries import OverLimit, limit_beside
+from gpuscore.text.boundaries import OverLimit, limit_without
 from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder, Prompts
 from gpuscore.text.tokenizer import TextEncoder
@@ -221,7 +221,7 @@ class FamilyPrompts:
         def prompts(start: int) -> Iterator[Int32Array]:
             places = (f"{inputs.name}[{index}]" for index in indices[start:])
             middles = joined(start)
-            with limit_beside(around, self._limit):
+            with limit_without(around, self._limit):
                 while True:
                     middle = self._next(middles, (head, tail), next(places, ""), inputs)
                     if middle is None:

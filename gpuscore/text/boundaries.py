@@ -9,7 +9,7 @@ so that t(Y) depends on Y and l only. l stays in front of Y as a guard, so that 
 the beginning of a text, where normalizers and pre-tokenizers may add a prefix.
 
 The proof follows the order in which a tokenizer works. Each step shows that the tokenizer treats
-either side of the split in XY as it does in X (or l) alone and in lY.
+the left side of the split in XY as it treats X alone, and the right side as in lY.
 
 1. *Added tokens* are searched first in the text; those with `normalized` are then searched in the
    normalized pieces between. Matches are leftmost, longest and never overlap. No added token has l
@@ -90,7 +90,7 @@ PIECE_CHARS = 1 << 16
 # Making the objects of a text takes as long as tokenising that many characters.
 TEXT_OVERHEAD = 100
 
-# Characters in which a piece's end is searched; without one the rest of a text is a single piece.
+# Characters to search for a piece's end; if none is found, the rest of the text is one piece.
 SEARCH_CHARS = 16 * PIECE_CHARS
 
 FindSplit = Callable[[str, int, int], int | None]
@@ -105,7 +105,7 @@ class OverLimit(Exception):
 
 
 def is_long(text: str) -> bool:
-    """Return True if the text is encoded by itself, in pieces if it has safe splits."""
+    """Return True if the text is encoded alone, in pieces if it has safe splits."""
     return len(text) > PIECE_CHARS
 
 
@@ -147,7 +147,7 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
             size = 0
         batch.append(text)
         size += len(text) + TEXT_OVERHEAD
-        if is_long(text):  # yielded before the next text is read, because it may be refused
+        if is_long(text):  # yielded before the next text is read: this one may be refused
             yield batch
             batch = []
             size = 0
@@ -161,12 +161,12 @@ def cost(batch: Iterable[str]) -> int:
 
 
 @contextmanager
-def limit_beside(around: int, limit: int | None) -> Iterator[int | None]:
-    """Yield the limit for a text to which `around` tokens are added; OverLimit counts both."""
+def limit_without(added: int, limit: int | None) -> Iterator[int | None]:
+    """Yield the limit for a text to which `added` tokens are added; OverLimit counts both."""
     try:
-        yield None if limit is None else limit - around
+        yield None if limit is None else limit - added
     except OverLimit as over:
-        raise OverLimit(over.least + around) from None
+        raise OverLimit(over.least + added) from None
 
 
 def check_limit(least: int, limit: int | None) -> None:

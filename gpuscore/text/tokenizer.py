@@ -19,7 +19,7 @@ from gpuscore.text.boundaries import (
     cost,
     find_boundaries,
     is_long,
-    limit_beside,
+    limit_without,
     pieces,
 )
 from gpuscore.text.controls import (
@@ -171,7 +171,7 @@ class TextEncoder:
             if not shared:
                 shared.append(self._ids_around(head, tail, item_first, limit))
             opening, closing, skipped = shared[0]
-            with limit_beside(len(opening) + len(closing) - skipped, limit) as left:
+            with limit_without(len(opening) + len(closing) - skipped, limit) as left:
                 texts = (f"{i}{head}" if item_first else f"{tail}{i}" for i in items(start))
                 for ids in self.prompts(texts, False, left):
                     yield np.concatenate((opening, ids[skipped:], closing))

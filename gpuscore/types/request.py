@@ -174,8 +174,8 @@ class Readouts(Struct, frozen=True, eq=False, array_like=True, gc=False):
 class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     """One request: every prompt is `query_ids + item_ids[i]`.
 
-    `query_ids` holds the tokens that all prompts begin with. Each item has at least one token, so
-    that every scored row is computed. `label_ids[i]` are the labels of the last token of
+    `query_ids` holds the tokens that all prompts begin with. Each item has at least one token: its
+    scored row is computed, never cached. `label_ids[i]` are the labels of the last token of
     `item_ids[i]`. With `readouts`, they are the labels of the item's scored rows, one row after the
     other.
 
@@ -223,7 +223,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
     def _check_trie(self, trie: LabelTrie) -> None:
         if not self.need_lse or self.num_top:
-            raise ValueError("labels of several tokens need the log-sum-exp, and no top tokens")
+            raise ValueError("labels of several tokens need the log-sum-exp and exclude top tokens")
         first = trie.first_ids
         different = {id(ids): ids for ids in self.label_ids}  # usually one array for all items
         if not all(
@@ -304,7 +304,7 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     label_logits: Float32Rows
     lse: Float32Array | None  # [N]
     top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie
-    top_logits: Float32Array | None  # [N, num_top] the logits of `top_ids`, as `lse` sums them
+    top_logits: Float32Array | None  # [N, num_top] of `top_ids`, the same numbers that `lse` sums
     computed_tokens: int
     timings: Timings
 
@@ -326,7 +326,7 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
 
 
 def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
-    """Count the tokens to compute if nothing is cached, with prompts computed again for nodes."""
+    """Count the tokens to compute if nothing is cached. Prompts may be computed again for nodes."""
     trie = request.trie
     if trie is None:
         return request.num_tokens
@@ -354,10 +354,10 @@ def fits_batch(item: Int32Array, trie: LabelTrie, limits: BackendLimits, rows: i
 def prompts_with_nodes(
     request: ScoreRequest, number: int, item: Int32Array, limits: BackendLimits
 ) -> list[Int32Array]:
-    """Return the beginnings of an item that are computed for the nodes of its rows.
+    """Return the prefixes of an item that are computed before the nodes of its rows.
 
-    This is one beginning, up to the last scored row. If that does not fit a batch with all nodes,
-    it is one beginning for each scored row.
+    This is one prefix, up to the last scored row. If that does not fit a batch with all nodes, it
+    is one prefix for each scored row.
     """
     if request.readouts is None or request.trie is None:
         return [item]

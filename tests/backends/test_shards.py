@@ -123,7 +123,7 @@ def test_settings_that_ranks_do_not_support_are_refused(tiny_model, options, mes
             "llama",
             2,
             {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48},
-            "the model's 3 KV heads cannot be divided equally, and an equal number of",
+            "the model's 3 KV heads are neither a multiple nor a divisor of 2",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
 from gpuscore.config.sources import read_settings
 from gpuscore.dialects.paths import OPEN_PATHS
 from gpuscore.dialects.served import ServedModel
-from gpuscore.processes.worker.process import END
+from gpuscore.processes.worker.process import END_SECONDS
 from gpuscore.server.observe.engine_metrics import engine_metrics
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
@@ -31,7 +31,7 @@ MACHINES = {
     **dict.fromkeys(("tpu-v5e", "tpu-v6e"), "google.com/tpu"),
 }
 # The last look, the last answers; the engine's process ends a little later.
-AFTER_THE_DRAIN = LAST_READS + LAST_ANSWERS + 2 * END
+AFTER_THE_DRAIN = LAST_READS + LAST_ANSWERS + 2 * END_SECONDS
 SPARE = 10.0  # seconds of a stop after the drain, of which half are planned for
 assert AFTER_THE_DRAIN <= SPARE / 2
 SUFFIXES = {

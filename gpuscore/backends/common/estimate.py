@@ -15,7 +15,7 @@ from gpuscore.backends.common.plan import (
 )
 from gpuscore.backends.common.quantization import ON_CPUS, Precision
 from gpuscore.backends.common.raw_config import RawConfig
-from gpuscore.backends.common.shards import Shard, refuse_with_ranks
+from gpuscore.backends.common.shards import Shard, check_tensor_parallel
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
@@ -106,7 +106,7 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
             f"--device-memory plans for --device cuda and --backend torch, not for "
             f"{config.device} and {config.backend}"
         )
-    refuse_with_ranks(config)
+    check_tensor_parallel(config)
     architecture = read_architecture(RawConfig.read(directory))
     plan = plan_rank(
         architecture,

@@ -12,7 +12,7 @@ from gpuscore.backends.common.quantization import Precision
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
-# Parts that are divided by rows, which are heads, inner columns or tokens.
+# Parts that are divided by rows, and what their rows belong to.
 _BY_ROWS = {
     **dict.fromkeys(("q", "q_bias"), "heads"),
     **dict.fromkeys(("k", "k_bias", "v", "v_bias"), "kv_heads"),
@@ -95,7 +95,7 @@ class Shard:
         return ShardSlice(0, owned.start, owned.stop)
 
     def range_of(self, count: int) -> range:
-        """Return this rank's numbers of 0 to count - 1: consecutive, in the order of the ranks."""
+        """Return this rank's share of range(count): consecutive numbers, in the order of ranks."""
         return range(count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks)
 
     def _heads(self, model: DecoderConfig) -> range:
@@ -129,14 +129,14 @@ def settings_of_a_rank(config: ModelConfig, device: str) -> ModelConfig:
     return replace(config, kv_cache_size=None if cache is None else cache // ranks)
 
 
-def refuse_with_ranks(config: ModelConfig) -> None:
+def check_tensor_parallel(config: ModelConfig) -> None:
     """Raise ConfigError for a setting that is not supported with `--tensor-parallel`."""
     for reason in _unsupported(config) if config.tensor_parallel > 1 else ():
         raise ConfigError(f"--tensor-parallel {config.tensor_parallel}: {reason}")
 
 
 def refuse_quantized(precision: Precision, ranks: int) -> None:
-    """Raise ConfigError for a checkpoint that ranks do not divide."""
+    """Raise ConfigError for a quantised checkpoint, which ranks cannot divide."""
     if ranks > 1 and precision != "full":
         raise ConfigError(
             f"--tensor-parallel {ranks}: the checkpoint is quantised; supported: weights that are "
@@ -167,10 +167,7 @@ def _why_not(model: DecoderConfig, ranks: int) -> str | None:
     if heads % ranks:
         return f"the model's {heads} attention heads cannot be divided equally"
     if kv_heads % ranks and ranks % kv_heads:
-        return (
-            f"the model's {kv_heads} KV heads cannot be divided equally, and an equal number of "
-            "ranks cannot share each"
-        )
+        return f"the model's {kv_heads} KV heads are neither a multiple nor a divisor of {ranks}"
     inner = model.mixture.intermediate_size if model.mixture else model.intermediate_size
     if min(model.vocab_size, model.intermediate_size, inner) < ranks:
         return f"the model has only {inner} inner columns and {model.vocab_size} tokens"

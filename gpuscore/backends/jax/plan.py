@@ -21,7 +21,7 @@ from gpuscore.backends.common.plan import (
 from gpuscore.backends.common.quantization import Precision, choose_precision
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_weight_bytes
-from gpuscore.backends.common.shards import refuse_with_ranks
+from gpuscore.backends.common.shards import check_tensor_parallel
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.label_head import VOCAB_TILE
 from gpuscore.backends.jax.layout import (
@@ -183,7 +183,7 @@ class JaxPlan:
 
 def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     """Decide what to load; raises ConfigError for a model or setting that is not supported."""
-    refuse_with_ranks(config)
+    check_tensor_parallel(config)
     _refuse_options(config)
     architecture = read_architecture(RawConfig.read(directory))
     if architecture.config.architecture not in ARCHITECTURES:

@@ -68,9 +68,9 @@ def norm_and_rotate_heads(
 ) -> Array:
     """Norm and rotate each head of x [M, heads * D] -> [M, heads, D].
 
-    On a TPU, heads that fill whole tiles are computed one by one, where they are. To compute all at
-    once, XLA would first copy them so that heads are a dimension of the tiles. It estimates that
-    this copy takes longer than the products.
+    On a TPU, heads that fill whole tiles are computed one by one, without a copy. To compute all at
+    once, XLA would first copy them to make heads a dimension of the tiles. By its own estimate the
+    copy takes longer than the layer's matrix products.
     """
     if lanes == 1 or cfg.head_dim % lanes:
         return norm_and_rotate(by_head(x, cfg), weight, rotary, cfg)

@@ -137,7 +137,7 @@ class DeviceMemory:
     def peak(self, run: Callable[[], object]) -> int:
         """Return the bytes that `run` takes, in torch's allocator and outside of it.
 
-        Free blocks that the allocator keeps count as taken. Memory outside of it holds libraries'
+        Blocks that the allocator caches count as taken. Memory outside of it holds libraries'
         code and workspaces; what other processes take meanwhile counts, too.
         """
         self.trim()

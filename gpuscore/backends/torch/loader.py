@@ -139,8 +139,8 @@ class Checkpoint:
     def _mlp(self, index: int) -> MLPWeights | MoEWeights:
         mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
-            in_int8 = self.precision == "int8"
-            experts = self._linears(mixture, index) if in_int8 else self._experts(mixture, index)
+            read = self._expert_linears if self.precision == "int8" else self._experts
+            experts = read(mixture, index)
             return MoEWeights(mixture, self._required(index, "router"), experts, self.group)
         return MLPWeights(
             gate_up_proj=self._linear(index, "gate", "up"),
@@ -151,7 +151,7 @@ class Checkpoint:
         """Return a layer that adds up the ranks' products, if several ranks share the model."""
         if self.group is None:
             return linear
-        assert isinstance(linear, DenseLinear)  # noqa: S101  (the plan refuses eight bits)
+        assert isinstance(linear, DenseLinear)  # noqa: S101  (the plan refuses 8-bit weights)
         adds_bias = self.group.shard.rank == 0  # else the sum would hold the bias several times
         part = linear if adds_bias else DenseLinear(linear.weight, None)
         return SummedLinear(part, self.group.sum)
@@ -245,7 +245,7 @@ class Checkpoint:
         grouped = why_not_grouped(config, self.device, self.dtype) is None
         return DenseExperts(gate_up, down_all, grouped)
 
-    def _linears(
+    def _expert_linears(
         self, mixture: Mixture, index: int
     ) -> tuple[tuple[LinearWeights, LinearWeights], ...]:
         """Read experts as linear layers."""

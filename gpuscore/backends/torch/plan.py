@@ -19,7 +19,7 @@ from gpuscore.backends.common.plan import (
 from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_parameters
-from gpuscore.backends.common.shards import ALL, Shard, refuse_with_ranks
+from gpuscore.backends.common.shards import ALL, Shard, check_tensor_parallel
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.devices import (
@@ -105,7 +105,7 @@ class TorchPlan:
 
 def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPlan:
     """Make the plan for one rank; raise ConfigError for an unsupported model or setting."""
-    refuse_with_ranks(config)
+    check_tensor_parallel(config)
     architecture = read_architecture(RawConfig.read(directory))
     shard = Shard(rank, config.tensor_parallel)
     device = choose_device(config.device)

@@ -31,7 +31,7 @@ class LayerWeights:
     post_attention_layernorm: Tensor  # [E], in front of the MLP
     mlp: MLPWeights | MoEWeights
     post_mlp_layernorm: Tensor | None  # [E], of the MLP's output (Gemma 2 and 3)
-    linear_attn: DeltaWeights | None = None  # None = a layer of attention
+    linear_attn: DeltaWeights | None = None  # None = full attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class DecoderWeights:
     embed_tokens: Tensor  # [V, E]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [E]
-    # [V, E], the embedding itself if tied; [classes, E]; or [classes, E + 8], whose column E is the
-    # bias, for which hidden states get a column of ones.
+    # [V, E] (the embedding itself if tied), [classes, E], or with biases [classes, E + 8]: column E
+    # has the biases, and hidden states get a column of ones for it.
     lm_head: Tensor
     head_inner: LinearWeights | None = None  # the first layer, if the head has two
 
@@ -51,7 +51,7 @@ def shortened(
     """Return the same model with one layer of each kind, and the last layer.
 
     Layers run one after the other, so a batch takes as much memory as with all layers, but much
-    less time. The same holds for tiles of the label head, so a CPU gets the first tiles only.
+    less time. The label head also runs tile by tile, so on a CPU only its first tiles stay.
     """
     mixture = config.mixture
     net = config.delta_net

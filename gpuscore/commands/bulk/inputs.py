@@ -96,13 +96,13 @@ class Input:
             yield block
 
     def digest(self) -> dict[str, str]:
-        """Return the file's digest, by its name in errors; it shows if the file has changed."""
+        """Return the digest that shows if the file has changed. Its key is its name in errors."""
         with self.path.open("rb") as file:
             return {"the SHA-256 of --input": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield all lines that are not empty. A longer line is truncated to MAX_LINE + 1 bytes."""
+    """Yield all lines that are not empty, cut off after MAX_LINE + 1 bytes."""
     with path.open("rb") as file:
         lines = iter(lambda: file.readline(MAX_LINE + 1), b"")
         for number, line in enumerate(lines, 1):

@@ -15,7 +15,7 @@ from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, Unavailabl
 from gpuscore.processes.replicas.placement import places_of_all
 from gpuscore.processes.replicas.router import choose
 from gpuscore.processes.worker.client import RETRY_AFTER, EngineClient
-from gpuscore.processes.worker.process import TORCH, Patience, command
+from gpuscore.processes.worker.process import DEFAULT_FACTORY, Patience, command
 from gpuscore.processes.worker.wire import Start
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
@@ -203,7 +203,7 @@ class Replicas:
 def start_models(
     models: Sequence[ServedConfig],
     engine: EngineConfig,
-    factory: str = TORCH,
+    factory: str = DEFAULT_FACTORY,
     patience: Patience | None = None,
 ) -> list[Replicas]:
     """Start an engine of each model on each device; return each model's replicas.

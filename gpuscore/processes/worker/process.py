@@ -13,7 +13,7 @@ from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.exits import STOPS
 from gpuscore.processes.worker.wire import Pipe
 
-END = 1.0  # seconds that a process has to end by itself before it is killed
+END_SECONDS = 1.0  # a process that has not ended by itself after this time is killed
 _PR_SET_PDEATHSIG = 1
 
 
@@ -21,15 +21,15 @@ _PR_SET_PDEATHSIG = 1
 class Patience:
     """Times in seconds, and `max_failures`. A ready child sends a heartbeat every 0.25 s."""
 
-    silent: float = 1.5  # without a heartbeat for so long, the child counts as unhealthy
-    stopped: float = 5.0  # without a heartbeat for so long, the child is killed
+    silent: float = 1.5  # without a heartbeat for this long, the child counts as unhealthy
+    stopped: float = 5.0  # without a heartbeat for this long, the child is killed
     delay: float = 1.0  # how long to wait before a restart
-    forgiven: float = 60.0  # after serving for so long, earlier failures are forgotten
-    max_failures: int = 5  # after so many failures in a row, the child is not restarted
+    forgiven: float = 60.0  # after serving for this long, earlier failures are forgotten
+    max_failures: int = 5  # after this many failures in a row, the child is not restarted
 
 
 def ignore_stops() -> None:
-    """Ignore STOPS, on which only the parent acts. Unblock them: children would inherit a block."""
+    """Ignore STOPS, on which only the parent acts; unblock them, or children inherit the mask."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
@@ -53,8 +53,8 @@ class EngineProcess:
     Args:
         command: the command line; the socket's number and this process's id are appended.
 
-    On Linux, create it in a thread that lives as long as the process must. The child asks the
-    kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.
+    On Linux, create it in a thread that outlives the child. The child asks the kernel to kill it
+    when its parent dies, and by "parent" the kernel means the thread that started the child.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -84,13 +84,13 @@ class EngineProcess:
         self.pipe = Pipe(ours)
 
     def end(self) -> str:
-        """Close the socket, so that the process ends, or kill it after END seconds.
+        """Close the socket, so that the process ends, or kill it after END_SECONDS.
 
         Return its exit code or signal as text.
         """
         self.pipe.close()
         try:
-            self._process.wait(END)
+            self._process.wait(END_SECONDS)
         except TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -98,9 +98,9 @@ class EngineProcess:
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
-TORCH = "gpuscore.backends:prepare"
+DEFAULT_FACTORY = "gpuscore.backends:prepare"
 
 
-def command(factory: str = TORCH) -> list[str]:
+def command(factory: str = DEFAULT_FACTORY) -> list[str]:
     """Return the command line for `EngineClient`; -P keeps the working directory off sys.path."""
     return [sys.executable, "-P", "-m", "gpuscore.processes.worker", factory]

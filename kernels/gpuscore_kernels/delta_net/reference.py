@@ -1,6 +1,6 @@
-"""Linear layers in plain torch, on any device, row by row.
+"""Linear attention (gated delta rule) in plain torch, on any device, row by row.
 
-A place of a row is its number in the batch, or -1 = zeros, or -2 - n for row n of all tails.
+A place is n for row n of the batch, -1 for zeros, or -2 - n for row n of all tails.
 """
 
 from itertools import pairwise
@@ -17,14 +17,14 @@ EPS = 1e-6  # in the norm of queries and keys
 def convolve(
     mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
 ) -> Tensor:
-    """Convolve each column along the prompt of each row, apply SiLU, and norm queries and keys.
+    """Convolve each column over the tokens of a prompt, apply SiLU, and norm queries and keys.
 
     Args:
         mixed: [T, C] queries, keys and values, of any dtype.
-        tails: [slots, kernel - 1, C] kept rows of the same dtype.
-        places: int32 [T, kernel - 1] of the rows that each row sees before itself.
+        tails: [slots, kernel - 1, C] rows of earlier batches, of the same dtype.
+        places: int32 [T, kernel - 1], for each row the places of the rows before it in its prompt.
         weight: [kernel, C].
-        keys: columns of queries, and of keys.
+        keys: number of query columns, and of key columns.
         size: the size of a key head.
 
     Returns:
@@ -41,9 +41,9 @@ def convolve(
 
 
 def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
-    """Write rows into tails: a slot, and the places of its rows, are an entry of int32 kept
-    [K + 1, kernel], whose last one has slot -1. Its own rows may only move forward, and an entry
-    may read a slot that a later one writes."""
+    """Write rows into tails. An entry of `kept`, int32 [K + 1, kernel], is a slot and the places of
+    its new rows; the last entry has slot -1. A slot's own rows may only move towards its front, and
+    an entry may read a slot that a later entry writes."""
     tails[kept[:-1, 0]] = _rows_at(mixed, tails, kept[:-1, 1:])
 
 
@@ -55,8 +55,8 @@ def _rows_at(mixed: Tensor, tails: Tensor, places: Tensor) -> Tensor:
 
 
 def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Norm each head of out [T, heads, Dv] with weight [Dv], times SiLU of the gate [T, heads Dv],
-    whose dtype the result has."""
+    """Norm each head of out [T, heads, Dv] with weight [Dv], and multiply by SiLU of the gate
+    [T, heads Dv]. The result has the gate's dtype."""
     normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + eps) * weight
     return (normed.flatten(1) * functional.silu(gate.to(weight))).to(gate.dtype)
 
@@ -64,15 +64,15 @@ def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 def delta_rule(
     convolved: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, walks: Walks, pool: Tensor
 ) -> Tensor:
-    """Compute all rows, and keep states.
+    """Apply the gated delta rule to all rows, and write the states that are kept to the pool.
 
     Args:
         convolved: [T, C], as `convolve` returns it.
-        gates: [T, 2 R Hk] of any dtype, each row in order: strengths before the sigmoid, and steps.
-        decay: [R Hk], logarithms for a step of 1.
-        bias: [R Hk] of the step, before the softplus.
+        gates: [T, 2 R Hk] of any dtype: the strengths (before the sigmoid), then the steps.
+        decay: [R Hk], the logarithm of the decay in a step of 1.
+        bias: [R Hk], added to the steps before the softplus.
         walks: over all rows, in chunks of up to `CHUNK_SIZE`.
-        pool: [slots, Hk, Dk, R Dv]. No walk reads a slot that another one of its level writes.
+        pool: [slots, Hk, Dk, R Dv]. No walk reads a slot that another walk of its level writes.
 
     Returns:
         The outputs [T, R Hk, Dv].
@@ -88,12 +88,13 @@ def delta_rule(
     a = log.exp()
     out = torch.empty_like(v)
     states = pool.view(*pool.shape[:3], repeat, -1).transpose(2, 3)  # [slots, Hk, R, Dk, Dv]
-    places = *states, *states.new_zeros(walks.held + 1, *states.shape[1:])  # from the end: -1, -2
+    held = states.new_zeros(walks.held + 1, *states.shape[1:])
+    by_place = *states, *held  # `held` is indexed from the end: -1 = zeros, -2, ...
     chunks = walks.chunks.tolist()
     begins = walks.begins.tolist()
-    for first, behind, source in torch.cat(walks.walks).tolist():
-        state = places[source]
-        for (start, *targets), (stop, *_) in pairwise(chunks[first : behind + 1]):
+    for first, stop_chunk, source in torch.cat(walks.walks).tolist():
+        state = by_place[source]
+        for (start, *targets), (stop, *_) in pairwise(chunks[first : stop_chunk + 1]):
             begun = state
             for row in range(start, stop):
                 state = a[row] * (begun if begins[row] == row else state)
@@ -101,5 +102,5 @@ def delta_rule(
                 out[row] = q[row] @ state
             for target in targets:
                 if target != -1:
-                    places[target].copy_(state)
+                    by_place[target].copy_(state)
     return out.view(rows, heads * repeat, -1)

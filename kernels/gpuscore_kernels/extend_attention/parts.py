@@ -18,7 +18,7 @@ from gpuscore_kernels.extend_attention.table import (
     BATCH_ROW,
     FIRST_ROW,
     IS_PACKED,
-    KEY,
+    KEY_POSITION,
     KEY_START,
     MASKED_AFTER,
     MASKED_END,
@@ -318,13 +318,13 @@ class FullRuns:
         entries = np.empty((len(first), RANGE_FIELDS), np.int64)
         entries[:, KEY_START] = first if keys.row is None else first + keys.row
         entries[:, NUM_KEYS] = count
-        entries[:, KEY] = first + keys.position
+        entries[:, KEY_POSITION] = first + keys.position
         entries[:, SEGMENT] = keys.segment
         entries[:, IS_PACKED] = keys.row is not None
         entries[:, TILE] = keys.tile
         entries[:, BEFORE] = before
         if isinstance(keys.segment, int) and keys.segment == SAME:
-            entries[:, KEY] = entries[:, KEY_START]
+            entries[:, KEY_POSITION] = entries[:, KEY_START]
             entries = entries if self.shape.is_steady else _joined(entries)
         self.ranges.append(entries)
 
@@ -342,7 +342,7 @@ class FullRuns:
         masked = ranges.repeat(counts, axis=0)
         key = (np.arange(len(masked)) - (counts.cumsum() - counts).repeat(counts)) * masked_keys
         masked[:, KEY_START] += key
-        masked[:, KEY] += key
+        masked[:, KEY_POSITION] += key
         masked[:, NUM_KEYS] -= key
         np.minimum(masked[:, NUM_KEYS], masked_keys, out=masked[:, NUM_KEYS])
         self._point(tiles, masked)

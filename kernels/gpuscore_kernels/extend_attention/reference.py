@@ -12,7 +12,7 @@ from gpuscore_kernels.extend_attention.table import (
     BATCH_ROW,
     FIRST_ROW,
     IS_PACKED,
-    KEY,
+    KEY_POSITION,
     KEY_START,
     NUM_KEYS,
     POSITION,
@@ -102,7 +102,8 @@ def _keys(tiles: DeviceTiles, tile: list[int], members: Tensor) -> tuple[Tensor,
         if entry is None:
             visible.append(torch.ones(members.shape[1], len(key), dtype=torch.bool))
         else:
-            visible.append(_visible(key + entry[KEY], entry[SEGMENT], members, tiles.window))
+            position = key + entry[KEY_POSITION]
+            visible.append(_visible(position, entry[SEGMENT], members, tiles.window))
     return torch.cat(places), torch.cat(packed), torch.cat(visible, dim=1)
 
 

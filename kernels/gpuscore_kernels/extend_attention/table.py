@@ -1,7 +1,7 @@
-"""Input and content of a tile table, and tables on a device: several in one array of int32 words,
-so that one copy is enough.
+"""Tile tables, which tell the attention kernel the keys of each tile of queries; `upload` copies
+several to a device at once, as one array of int32 words.
 
-Named tuples, because a small batch waits for its tables: frozen dataclasses take longer to make.
+Named tuples, because they are faster to make than frozen dataclasses: small batches wait for them.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,20 @@ Flags: TypeAlias = NDArray[np.bool_]
 (
     ROW_START,  # first row of the tile in `rows`
     NUM_ROWS,  # number of rows of the tile
-    MASKED_START,  # in `masked`: the first of the masked tiles before the full ones
-    MASKED_AFTER,  # in `masked`: the first of those after the full ones
-    MASKED_END,  # in `masked`: the end of those
+    MASKED_START,  # masked[MASKED_START:MASKED_AFTER] are the masked tiles before the full ones
+    MASKED_AFTER,  # masked[MASKED_AFTER:MASKED_END] are those after the full ones
+    MASKED_END,
     POOL_START,  # in `pool_tiles`: full tiles of the cached prefix
     POOL_END,
-    NUM_PACKED,  # full tiles of this batch: the i-th starts at row
-    NUM_ROOT,  # (i < NUM_ROOT ? ROOT_BASE : SEGMENT_BASE) + i * keys
+    NUM_PACKED,  # number of full tiles of keys of this batch; tile i starts at row
+    NUM_ROOT,  # (ROOT_BASE if i < NUM_ROOT else SEGMENT_BASE) + i * keys
     ROOT_BASE,
     SEGMENT_BASE,
 ) = range(11)
 TILE_FIELDS = 11
-# Columns of `TileTable.masked`. KEY: the position of the first key; for SAME its row in the batch.
-KEY_START, NUM_KEYS, KEY, SEGMENT, IS_PACKED = range(5)
+# Columns of `TileTable.masked`. KEY_START: the first key's slot in the pool or row in the batch.
+# KEY_POSITION: its position; where SEGMENT is SAME, its row in the batch.
+KEY_START, NUM_KEYS, KEY_POSITION, SEGMENT, IS_PACKED = range(5)
 MASKED_FIELDS = 5
 # SEGMENT: the first row of the segment whose rows see the keys, or one of these.
 SHARED = -1  # every row of the tile sees them
@@ -47,11 +48,11 @@ ROW_FIELDS = 4
 class TileShape:
     """Sizes of tiles; `keys` divides the page size and `masked_keys` divides `keys`."""
 
-    rows: int  # tokens of a query tile; the kernel has a row per token and head of a KV head
+    rows: int  # tokens of a query tile; the kernel has a row for each token and head of a group
     keys: int  # of a full tile
     masked_keys: int  # of a masked tile
-    # A row's tiles do not depend on other rows: keys come in the order of positions, and a masked
-    # tile holds keys of one segment. `masked_keys` is then `keys`.
+    # If True, a row's tiles do not depend on other rows: keys come in the order of positions, a
+    # masked tile holds keys of one segment, and `masked_keys` equals `keys`.
     is_steady: bool = False
 
 
@@ -83,9 +84,9 @@ class TileTable(NamedTuple):
 
 
 def ancestors_from_root(parent: Ints) -> list[Wide]:
-    """Return the roots of all segments, then the ancestors below them, and so on to the parents.
+    """Return each segment's root, then its ancestor below the root, and so on to its parent.
 
-    Each is [S], -1 = none; there are as many as the deepest segment has ancestors.
+    Each array is [S], -1 = none. There is one for each ancestor of the deepest segment.
     """
     upwards: list[Wide] = []
     above = parent.astype(np.int64)
@@ -103,7 +104,7 @@ def ancestors_from_root(parent: Ints) -> list[Wide]:
 
 WordsT = TypeVar("WordsT", Ints, Tensor)
 
-ALIGNED = 16  # words; Triton compiles a second kernel for pointers that are not 16 bytes aligned
+ALIGNED = 16  # words; Triton compiles a second kernel for pointers not aligned to 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class TablePlace:
         return self.start + aligned(ROW_FIELDS * self.rows)
 
     def write(self, table: TileTable, words: Ints, tail: int) -> int:
-        """Write a table that fits, with its lists of any length from word `tail` on.
+        """Write a table that fits; its lists of variable length start at word `tail`.
 
         Unused room becomes tiles without rows, which do nothing in the kernel.
 
@@ -198,7 +199,7 @@ def word_slices(counts: Sequence[int], start: int) -> list[slice]:
 
 
 def list_words(tables: Sequence[TileTable]) -> int:
-    """The most words that the tables' lists of any length take."""
+    """Return the most words that the tables' lists of variable length take."""
     return sum(t.pool_tiles.size + t.masked.size + MASKED_FIELDS for t in tables)
 
 

@@ -28,7 +28,7 @@ ROOT_BASE = tl.constexpr(columns.ROOT_BASE)
 SEGMENT_BASE = tl.constexpr(columns.SEGMENT_BASE)
 MASKED_FIELDS = tl.constexpr(columns.MASKED_FIELDS)
 NUM_KEYS = tl.constexpr(columns.NUM_KEYS)
-KEY = tl.constexpr(columns.KEY)
+KEY_POSITION = tl.constexpr(columns.KEY_POSITION)
 SEGMENT = tl.constexpr(columns.SEGMENT)
 IS_PACKED = tl.constexpr(columns.IS_PACKED)
 SAME = tl.constexpr(columns.SAME)
@@ -103,7 +103,7 @@ def _attn_masked(
         entry = masked + index * MASKED_FIELDS
         start_n = tl.load(entry).to(tl.int64)
         count = tl.load(entry + NUM_KEYS)
-        key = tl.where(offs_n < count, tl.load(entry + KEY) + offs_n, NO_KEY)
+        key = tl.where(offs_n < count, tl.load(entry + KEY_POSITION) + offs_n, NO_KEY)
         segment = tl.load(entry + SEGMENT)
         packed = tl.load(entry + IS_PACKED) != 0
         base_k = tl.where(packed, k + start_n * stride_k, pool_k + start_n * stride_pk)

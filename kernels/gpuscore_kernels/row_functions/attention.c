@@ -36,7 +36,7 @@ typedef uint32_t word __attribute__((may_alias));
 /* Columns of the tables, as layout.py has them. */
 enum { ROW_START, NUM_ROWS, MASKED_START, MASKED_AFTER, MASKED_END, POOL_START, POOL_END,
        NUM_PACKED, NUM_ROOT, ROOT_BASE, SEGMENT_BASE, TILE_FIELDS };
-enum { KEY_START, NUM_KEYS, KEY, SEGMENT, IS_PACKED, MASKED_FIELDS };
+enum { KEY_START, NUM_KEYS, KEY_POSITION, SEGMENT, IS_PACKED, MASKED_FIELDS };
 enum { QUERY_ROW, BATCH_ROW, FIRST_ROW, POSITION };
 enum { SAME = -2, SHARED = -1 };
 
@@ -326,8 +326,8 @@ static void add_tile(walk *w, int packed, int64_t start, const int32_t *entry)
                 newest = row[POSITION * p->num_rows];
             if (p->window && oldest < newest - p->window + 1)
                 oldest = newest - p->window + 1;
-            low = oldest - entry[KEY];
-            high = newest + 1 - entry[KEY];
+            low = oldest - entry[KEY_POSITION];
+            high = newest + 1 - entry[KEY_POSITION];
             low = low < 0 ? 0 : low > count ? count : low;
             high = high < low ? low : high > count ? count : high;
             if (segment >= 0 && segment != first)

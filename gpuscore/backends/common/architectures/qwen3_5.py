@@ -9,15 +9,15 @@ from gpuscore.backends.common.ropes import read_rope
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, shown
 
-ROTATED = 0.25  # the default fraction of a head that is rotated
-# The config.json of a model of text and pictures has `text_config` and keys beside it. These keys
+ROTARY_FRACTION = 0.25  # the default fraction of a head that is rotated
+# A vision-language model's config.json has `text_config` and top-level keys. Of the latter, these
 # may be in both places.
 _SHARED_KEYS = {
     *("architectures", "dtype", "torch_dtype", "tie_word_embeddings", "id2label", "num_labels"),
     *("problem_type", "quantization_config", "compression_config"),
 }
-# These are about pictures, which are not served.
-_PICTURE_KEYS = {
+# These are about images, which are not served.
+_IMAGE_KEYS = {
     *("text_config", "vision_config", "model_type", "image_token_id", "video_token_id"),
     *("vision_start_token_id", "vision_end_token_id", "language_model_only"),
 }
@@ -31,7 +31,7 @@ def qwen3_5(raw: RawConfig, name: str) -> DecoderConfig:
         raw,
         name,
         head_dim=head_dim,
-        rope=read_rope(RawConfig(raw.fields | _ropes(raw))),
+        rope=read_rope(RawConfig(raw.fields | _rope_settings(raw))),
         rotary_dim=_rotary_dim(raw, head_dim),
         delta_net=_delta_net(raw),
         qk_norm=True,
@@ -41,13 +41,13 @@ def qwen3_5(raw: RawConfig, name: str) -> DecoderConfig:
 
 
 def text_tower(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json of a model of text and pictures as that of its text model.
+    """Return the fields that the text part of a vision-language model would have as config.json.
 
     Raises:
         ConfigError: a key has different values in `text_config` and beside it.
     """
     text = as_object(fields.get("text_config"), "config.json: text_config")
-    beside = {name: value for name, value in fields.items() if name not in _PICTURE_KEYS}
+    beside = {name: value for name, value in fields.items() if name not in _IMAGE_KEYS}
     for name in sorted(set(beside) & set(text) - _SHARED_KEYS):
         if beside[name] != text[name]:
             raise ConfigError(
@@ -63,12 +63,12 @@ def text_tower(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**text, **beside, "tie_word_embeddings": tied}
 
 
-# Keys of RoPE that only Qwen3.5 has. For pictures, sections of a head are rotated by height or
+# Keys of RoPE that only Qwen3.5 has. For images, sections of a head are rotated by height or
 # width. For text, all of them are rotated by the position, so the sections change nothing.
 _ROPE_KEYS = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 
 
-def _ropes(raw: RawConfig) -> dict[str, Any]:
+def _rope_settings(raw: RawConfig) -> dict[str, Any]:
     """Return RoPE's settings without the keys that only Qwen3.5 has."""
     return {
         key: {name: value for name, value in rope.items() if name not in _ROPE_KEYS}
@@ -82,7 +82,7 @@ def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling")
     in_rope = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     beside = raw.get("partial_rotary_factor")
-    factor = next((value for value in (in_rope, beside) if value is not None), ROTATED)
+    factor = next((value for value in (in_rope, beside) if value is not None), ROTARY_FRACTION)
     fraction = RawConfig({"partial_rotary_factor": factor}).number("partial_rotary_factor")
     size = int(head_dim * fraction)
     if fraction > 1 or size < 2 or size % 2:

@@ -45,7 +45,7 @@ class AttentionBackend(Protocol):
         """Prepare, once for all layers, everything that depends on the batch's lengths."""
 
 
-# Makes an `AttentionBackend`, or the one with a table that the graph launcher needs.
+# Makes an `AttentionBackend`, or a backend for `GraphLauncher`, which asks it for tables.
 Factory: TypeAlias = Callable[[DecoderConfig, KVPool], Any]
 
 
@@ -142,7 +142,7 @@ def _why_not_fa4(model: DecoderConfig, device: torch.device, dtype: torch.dtype)
     return hopper.why_not("attention", model.head_dim, group)
 
 
-# Why the backend of a name cannot run; None if it can.
+# For each backend, a function that says why it cannot run; None if it can.
 REASONS = {
     "torch": lambda model, device, dtype: None,
     "triton": _why_not_triton,

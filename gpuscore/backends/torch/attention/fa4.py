@@ -44,7 +44,7 @@ class HopperAttention:
         return [key_table(batch, self.pool.page_size)]
 
     def tiles(self, tables: list[list[Int32Array]]) -> int:
-        return -(-len(tables[0][0]) // KEYS) - 1  # without zeros
+        return -(-len(tables[0][0]) // KEYS) - 1  # without the block of zeros
 
     def list_words(self, tables: list[list[Int32Array]]) -> int:
         return 0
@@ -77,7 +77,7 @@ class HopperPass:
     rules: list[tuple[Tensor, tuple[Tensor, ...]]]  # masks for all rows, and for scored rows
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend. Rows begin at multiples of 16 bytes; values that no row sees are finite, too."""
+        """Attend. Rows must be aligned to 16 bytes, and values finite even if no row sees them."""
         config = self.backend.config
         numbers, lists = self.rules[layer == config.num_layers - 1]
         out = torch.empty_like(q)
@@ -113,7 +113,7 @@ def key_table(batch: PackedBatch, page_size: int) -> list[Int32Array]:
     batch_keys = np.column_stack([np.arange(batch.num_tokens), last_seen.repeat(ends - starts)])
 
     prefixes = np.column_stack([batch.prefix_lens, batch.page_table])
-    last = np.diff(request).nonzero()[0]  # segment of each request but the last one
+    last = np.diff(request).nonzero()[0]  # the last segment of every request except the last
     differ = (prefixes[request[last]] != prefixes[request[last + 1]]).any(1)
     first = np.append(0, last[differ] + 1)
     lengths = batch.prefix_lens[request[first]]

@@ -34,7 +34,7 @@ class ParallelBackend:
 
     def __init__(self, plan: TorchPlan, lost: Callable[[str], None] = lambda line: None) -> None:
         self._peers = Peers(plan, lost)
-        group = RankGroup(plan.shard, plan.device, self._peers.path, self._peers.wait_loaded)
+        group = RankGroup(plan.shard, plan.device, self._peers.rendezvous, self._peers.wait_loaded)
         self._peers.abort = group.abort
         try:
             self.rank0 = TorchBackend(plan, group=group)

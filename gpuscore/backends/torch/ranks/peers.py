@@ -26,7 +26,7 @@ CLOSE_SECONDS = 5.0  # how long to wait for a rank to end after its socket was c
 
 
 class Peers:
-    """Starts all ranks of a model except rank 0. They end when this object or this process does.
+    """Starts all ranks of a model except rank 0. They end on `close`, or when this process ends.
 
     Args:
         plan: what rank 0 loads; the other ranks make their plans from its settings.
@@ -36,7 +36,7 @@ class Peers:
     def __init__(self, plan: TorchPlan, lost: Callable[[str], None]) -> None:
         self._lost = lost
         self._folder = tempfile.TemporaryDirectory(prefix="gpuscore-ranks-")
-        self.path = Path(self._folder.name, "group")
+        self.rendezvous = Path(self._folder.name, "group")
         self.abort: Callable[[], None] = lambda: None  # ends rank 0's wait for the other ranks
         self._lock = Lock()
         self._closing = False
@@ -48,7 +48,7 @@ class Peers:
         self._sockets: list[socket.socket] = []
         self._processes: list[Popen[bytes]] = []
         settings = asdict(plan.settings)
-        start = {"directory": plan.directory, "config": settings, "path": str(self.path)}
+        start = {"directory": plan.directory, "config": settings, "path": str(self.rendezvous)}
         try:
             for rank in self._ranks:
                 self._start(rank, json.dumps(start | {"rank": rank}).encode(), plan.device.type)
@@ -84,7 +84,7 @@ class Peers:
             raise self.cause() from error
 
     def cause(self) -> ConfigError | DeviceLost:
-        """Return why an all-reduce failed: the reason why the first rank ended."""
+        """Return the error of the rank that ended first; wait for one up to CAUSE_SECONDS."""
         self._ended.wait(CAUSE_SECONDS)
         return self._cause or DeviceLost("the ranks cannot reach each other")
 
