@@ -17,8 +17,7 @@ from uuid import uuid4
 import httpx
 import msgspec
 
-import gpuscore.dialects.answers as answers
-import gpuscore.dialects.wire as wire
+from gpuscore.dialects import answers, wire
 
 JITTER = 0.25  # most seconds; without them, clients that failed together would retry together
 SHOWN = 1000  # characters of a server's text in an error
