@@ -17,7 +17,8 @@ from uuid import uuid4
 import httpx
 import msgspec
 
-from gpuscore.dialects import answers, wire
+import gpuscore.dialects.answers as answers
+import gpuscore.dialects.wire as wire
 
 JITTER = 0.25  # most seconds; without them, clients that failed together would retry together
 SHOWN = 1000  # characters of a server's text in an error
