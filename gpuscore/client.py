@@ -150,7 +150,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def _ask(self, kind: type[AnswerT], path: str, body: dict[str, Any] | None) -> AnswerT:
         """Return the answer to a request; after 429 or 503, retry within the deadline."""
-        method, sent = ("GET", None) if body is None else ("POST", as_json(body))
+        verb, sent = ("GET", None) if body is None else ("POST", as_json(body))
         request_id = uuid4().hex
         now = asyncio.get_running_loop().time
         head = {**self._fields, b"X-Request-Id": request_id.encode()}
@@ -158,9 +158,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         try:
             async with asyncio.timeout_at(until):
                 while True:
-                    async with self._http.stream(
-                        method, path, content=sent, headers=head
-                    ) as answer:
+                    async with self._http.stream(verb, path, content=sent, headers=head) as answer:
                         said = await self._read_body(answer, request_id)
                     if answer.status_code == 200:
                         return msgspec.json.decode(said, type=kind)
