@@ -1,8 +1,8 @@
 """The dialect of /rerank: bodies of Cohere, Jina, vLLM and Infinity, and of TEI.
 
-A body with `texts` is TEI's. All others get one answer, with the fields that each of their clients
-reads. `null` means a field's default. Some fields of these APIs have no meaning here: they are
-accepted at values that change nothing; other values are refused with an error that names the field.
+A body with `texts` is TEI's. All others get the same answer, with the fields that any of their
+clients reads. `null` means a field's default. Some fields of these APIs have no meaning here: they
+are accepted at values that change nothing; others are refused with an error that names the field.
 """
 
 from collections.abc import Callable, Iterator
@@ -181,7 +181,7 @@ _outer = strict_decoder(TextRankingBody)
 def decode_text_ranking(
     body: bytes, record: RequestRecord, limits: RequestLimits | None
 ) -> RerankBody:
-    """Decode and check a body of /rerank in `inputs`, as `decode_rerank`."""
+    """Decode and check the body of /rerank that is in `inputs`, as `decode_rerank` does."""
     record.variant = TEI
     return decode_rerank(bytes(_outer(body, record, limits).inputs), record, limits)
 
@@ -197,7 +197,7 @@ def _checked(body: RerankBody) -> RerankBody:
     field = "instruct" if body.instruction is None else "instruction"
     if body.is_tei and body.on_error == "null":
         raise InvalidRequest(
-            "on_error null needs documents: the answer to texts is TEI's list, without errors",
+            "on_error null needs documents: the answer to texts, TEI's list, cannot hold errors",
             param="on_error",
         )
     check_not_negative(body, "top_n", "top_k")
@@ -219,7 +219,7 @@ def _checked(body: RerankBody) -> RerankBody:
 
 
 def prepare_rerank(model: LoadedModel, body: RerankBody) -> PreparedBody[RerankBody]:
-    """Build the engine's request; raise GpuscoreError as `prepare_ranking`."""
+    """Build the engine's request; raise GpuscoreError as `prepare_ranking` does."""
     truncate = model.prompts.builder.limits.rerank_truncate and body.truncate is None
     return prepare_ranking(model, body, truncate)
 
@@ -296,7 +296,7 @@ def _flag(value: RawFlag, field: str) -> bool:
 
 
 def encode_rerank_error(error: GpuscoreError, variant: str) -> bytes:
-    """Return an error in TEI's format, or in this server's with `detail` for the other clients."""
+    """Return an error in TEI's format, or for other clients in this server's, with `detail`."""
     if variant == TEI:
         kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
         return msgspec.json.encode(TeiError(error.message, kind))

@@ -10,7 +10,7 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-# Keys of tables in modules that import NumPy, so importing those modules here would be slow.
+# Copies of the keys of tables in other modules, which import NumPy and so are slow to import.
 SCENARIOS = (
     *("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency"),
     *("setwise", "text"),
@@ -96,7 +96,7 @@ _SCENARIOS: tuple[Flag, ...] = (
         "poisson: requests/s, or a share of the server's capacity, such as 70%% (default: 70)",
         {"type": _rate},
     ),
-    ("--seconds", "N", "poisson: how long requests arrive (default: 120)", {"type": _positive}),
+    ("--seconds", "N", "poisson: how long to send requests (default: 120)", {"type": _positive}),
     (
         *("--find-rate", "MS"),
         "poisson: find the highest rate whose 99th percentile of latency is at most this",
@@ -134,8 +134,8 @@ _WORKLOAD: tuple[Flag, ...] = (
 _COMPARE: tuple[Flag, ...] = (
     (
         *("--reference", "BUNDLE"),
-        "correct scores: one bundle, or transformers' in float32, and one for each half-precision "
-        "dtype, whose error sets the tolerance (default: compare every pair)",
+        "bundles of correct scores: a single one, or transformers' in float32 and in each "
+        "half-precision dtype, whose errors set the tolerance (default: compare every pair)",
         {"nargs": "+", "default": []},
     ),
     (

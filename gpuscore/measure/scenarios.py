@@ -64,7 +64,7 @@ class Mode:
         chunk: divide each request into requests of at most so many items; None: do not divide.
         in_flight: requests that are kept in flight.
         rate: arrivals per second of a Poisson process, instead of `in_flight`.
-        seconds: how long requests arrive.
+        seconds: how long to send requests.
         cold: the static tokens are different in each request, too.
         decodes: send to /v1/completions, which reads the prompts and decodes a token.
         candidates: number of candidates in each item; an item with several is a set.

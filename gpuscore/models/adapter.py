@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def overlay_directory(base: Path, adapter: Path, model: str) -> Path:
-    """Return a temporary directory with the files of both. It is removed when the process ends.
+    """Return a temporary directory of the files of base and adapter, removed at the process's end.
 
     Args:
         base: the base model's directory.

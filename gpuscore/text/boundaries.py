@@ -1,7 +1,7 @@
 """Safe splits: places in a text whose two sides can be tokenised separately.
 
 A split between the characters l and r of a text is *safe* if for all texts X that end with l and
-all texts Y that begin with r (both without special tokens of the post-processor)
+all texts Y that begin with r (ids are those without special tokens of the post-processor)
 
     ids(XY) = ids(X) + t(Y)    with    t(Y) = ids(lY) without its first len(ids(l))
 
@@ -83,11 +83,11 @@ def announced_to(listener: Callable[[int], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-# Tokens or characters that are copied or searched in the time that one is tokenised.
+# Copying or searching this many tokens or characters takes as long as tokenising one.
 COPIES_PER_TOKEN = 16
 # Characters that the tokenizer gets at a time. A piece takes about 20 ms, without interruption.
 PIECE_CHARS = 1 << 16
-# Making the objects of a text takes as long as tokenising that many characters.
+# Making the objects of a text takes as long as tokenising this many characters.
 TEXT_OVERHEAD = 100
 
 # Characters to search for a piece's end; if none is found, the rest of the text is one piece.
@@ -162,7 +162,7 @@ def cost(batch: Iterable[str]) -> int:
 
 @contextmanager
 def limit_without(added: int, limit: int | None) -> Iterator[int | None]:
-    """Yield the limit for a text to which `added` tokens are added; OverLimit counts both."""
+    """Yield the limit less `added` tokens; an OverLimit raised in the block counts them, too."""
     try:
         yield None if limit is None else limit - added
     except OverLimit as over:

@@ -35,16 +35,16 @@ from gpuscore.types.batch import (
 
 
 class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
-    """The labels of a request in which a label has several tokens. All items have these labels.
+    """The labels of a request, if any label has several tokens. All items have these labels.
 
     With K nodes an item has 1 + K rows: its own row, then the nodes' rows, in preorder. `next_ids`
-    has the tokens that labels have after each row: C tokens in all rows together.
+    lists, for each row, the labels' next tokens: C tokens in all.
 
     Attributes:
         sequences: the tokens of the L labels.
         tokens: the nodes' tokens.
         parents: the index of each node's parent node; -1 = the item.
-        next_ids: the tokens that labels have after each row.
+        next_ids: for each row, the labels' next tokens.
         places: the index in `next_ids` of each label's tokens, one label after the other.
         lengths: the number of tokens of each label.
         counted: the labels that `label_mass` adds up. Equal labels count once. Labels that begin
@@ -142,7 +142,7 @@ def _shortest(sequences: Sequence[tuple[int, ...]]) -> list[int]:
     ]
 
 
-MAX_TOP = 20  # the most `num_top` of a request
+MAX_TOP = 20  # the largest `num_top` of a request
 
 
 class Terms(NamedTuple):
@@ -304,7 +304,7 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     label_logits: Float32Rows
     lse: Float32Array | None  # [N]
     top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie
-    top_logits: Float32Array | None  # [N, num_top] of `top_ids`, the same numbers that `lse` sums
+    top_logits: Float32Array | None  # [N, num_top] logits of `top_ids`, exactly as `lse` sums them
     computed_tokens: int
     timings: Timings
 

@@ -103,7 +103,7 @@ class Shard:
         return range(owned.start * model.head_dim, owned.stop * model.head_dim)
 
     def _kv_heads(self, model: DecoderConfig) -> range:
-        """Columns of the KV heads that this rank's heads read; several ranks may share one."""
+        """Rows of the KV heads that this rank's heads read; several ranks may share one."""
         first = self.rank * model.num_kv_heads // self.ranks
         count = max(1, model.num_kv_heads // self.ranks)
         return range(first * model.head_dim, (first + count) * model.head_dim)

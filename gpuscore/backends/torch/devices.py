@@ -20,7 +20,7 @@ _INSTRUCTIONS = {
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device for a `--device`.
+    """Return the device that `--device` names.
 
     "auto" is CUDA if torch can use it, else the CPU. If the machine has an NVIDIA device that torch
     cannot use, "auto" is an error: otherwise the model would run slowly on the CPU, and nothing

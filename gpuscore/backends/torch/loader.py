@@ -203,7 +203,7 @@ class Checkpoint:
     def _paired(self, weight: Tensor) -> Tensor:
         """Reorder rows [H D, ...] for kernels, which rotate the pairs (i, i + D / 2) of each head.
 
-        Checkpoints have the rows for pairs (i, i + R / 2) of the first R numbers of a head. If the
+        Checkpoints order them for the pairs (i, i + R / 2) of a head's first R numbers. If the
         whole head is rotated, R is D, and the order stays.
         """
         rotated = self.architecture.config.rotary_dim

@@ -48,7 +48,7 @@ class DecoderWeights:
 def shortened(
     config: DecoderConfig, weights: DecoderWeights
 ) -> tuple[DecoderConfig, DecoderWeights]:
-    """Return the same model with one layer of each kind, and the last layer.
+    """Return a model for checks and measurements: one layer of each kind, and the last layer.
 
     Layers run one after the other, so a batch takes as much memory as with all layers, but much
     less time. The label head also runs tile by tile, so on a CPU only its first tiles stay.

@@ -96,7 +96,7 @@ class Input:
             yield block
 
     def digest(self) -> dict[str, str]:
-        """Return the digest that shows if the file has changed. Its key is its name in errors."""
+        """Return the file's digest, which shows changes, under the name that errors give it."""
         with self.path.open("rb") as file:
             return {"the SHA-256 of --input": hashlib.file_digest(file, "sha256").hexdigest()}
 

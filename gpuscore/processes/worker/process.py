@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Times in seconds, and `max_failures`. A ready child sends a heartbeat every 0.25 s."""
+    """When to kill or restart a child, in seconds. A ready child sends a heartbeat every 0.25 s."""
 
     silent: float = 1.5  # without a heartbeat for this long, the child counts as unhealthy
     stopped: float = 5.0  # without a heartbeat for this long, the child is killed
@@ -29,7 +29,7 @@ class Patience:
 
 
 def ignore_stops() -> None:
-    """Ignore STOPS, on which only the parent acts; unblock them, or children inherit the mask."""
+    """Ignore the signals STOPS, which the parent handles, and unblock them for child processes."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

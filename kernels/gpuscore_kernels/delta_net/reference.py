@@ -1,6 +1,6 @@
 """Linear attention (gated delta rule) in plain torch, on any device, row by row.
 
-A place is n for row n of the batch, -1 for zeros, or -2 - n for row n of all tails.
+A place names a row: n is row n of the batch, -1 is zeros, -2 - n is row n of all slots' tails.
 """
 
 from itertools import pairwise
@@ -42,8 +42,8 @@ def convolve(
 
 def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
     """Write rows into tails. An entry of `kept`, int32 [K + 1, kernel], is a slot and the places of
-    its new rows; the last entry has slot -1. A slot's own rows may only move towards its front, and
-    an entry may read a slot that a later entry writes."""
+    its new rows; the last entry has slot -1. An entry may read its own slot, whose rows then move
+    to the front only, and slots that later entries write."""
     tails[kept[:-1, 0]] = _rows_at(mixed, tails, kept[:-1, 1:])
 
 
@@ -64,7 +64,7 @@ def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 def delta_rule(
     convolved: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, walks: Walks, pool: Tensor
 ) -> Tensor:
-    """Apply the gated delta rule to all rows, and write the states that are kept to the pool.
+    """Apply the gated delta rule to all rows, and write the kept states to the pool.
 
     Args:
         convolved: [T, C], as `convolve` returns it.

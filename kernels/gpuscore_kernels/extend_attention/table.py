@@ -1,7 +1,7 @@
 """Tile tables, which tell the attention kernel the keys of each tile of queries; `upload` copies
 several to a device at once, as one array of int32 words.
 
-Named tuples, because they are faster to make than frozen dataclasses: small batches wait for them.
+Tables are named tuples, cheaper to make than frozen dataclasses: small batches wait for them.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ Flags: TypeAlias = NDArray[np.bool_]
     MASKED_END,
     POOL_START,  # in `pool_tiles`: full tiles of the cached prefix
     POOL_END,
-    NUM_PACKED,  # number of full tiles of keys of this batch; tile i starts at row
-    NUM_ROOT,  # (ROOT_BASE if i < NUM_ROOT else SEGMENT_BASE) + i * keys
-    ROOT_BASE,
-    SEGMENT_BASE,
+    NUM_PACKED,  # number of full tiles of keys of this batch
+    NUM_ROOT,  # how many of them, the first ones, are in the root segment
+    ROOT_BASE,  # tile i < NUM_ROOT starts at row ROOT_BASE + i * keys
+    SEGMENT_BASE,  # tile i >= NUM_ROOT starts at row SEGMENT_BASE + i * keys
 ) = range(11)
 TILE_FIELDS = 11
 # Columns of `TileTable.masked`. KEY_START: the first key's slot in the pool or row in the batch.
@@ -57,7 +57,7 @@ class TileShape:
 
 
 class Layout(NamedTuple):
-    """Lengths of a packed batch: T tokens, S segments, R requests, P pages. All int32.
+    """Segments and pages of a batch: T tokens, S segments, R requests, P pages. All int32.
 
     A row sees its request's cached prefix, all of its segment's ancestors from the root down, and
     its segment up to itself. In this order the keys are at positions 0, 1, 2, ...
@@ -111,8 +111,8 @@ ALIGNED = 16  # words; Triton compiles a second kernel for pointers not aligned 
 class DeviceTiles:
     """The arrays of a `TileTable`, int32.
 
-    `pool_tiles` and `masked` may be arrays that hold more than this table's entries; the tiles hold
-    the ranges that belong to it.
+    `pool_tiles` and `masked` may also hold entries of other tables; `tiles` holds the ranges of
+    this table's entries.
     """
 
     shape: TileShape

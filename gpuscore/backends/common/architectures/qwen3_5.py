@@ -10,8 +10,8 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, shown
 
 ROTARY_FRACTION = 0.25  # the default fraction of a head that is rotated
-# A vision-language model's config.json has `text_config` and top-level keys. Of the latter, these
-# may be in both places.
+# A vision-language model's config.json may have these keys at the top level and in `text_config`.
+# The top level counts.
 _SHARED_KEYS = {
     *("architectures", "dtype", "torch_dtype", "tie_word_embeddings", "id2label", "num_labels"),
     *("problem_type", "quantization_config", "compression_config"),
@@ -41,7 +41,7 @@ def qwen3_5(raw: RawConfig, name: str) -> DecoderConfig:
 
 
 def text_tower(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that the text part of a vision-language model would have as config.json.
+    """Return the text part of a vision-language model's config.json, as a config.json of its own.
 
     Raises:
         ConfigError: a key has different values in `text_config` and beside it.
@@ -52,7 +52,7 @@ def text_tower(fields: Mapping[str, Any]) -> dict[str, Any]:
         if beside[name] != text[name]:
             raise ConfigError(
                 f"config.json: {name} is {shown(beside[name])}, but {shown(text[name])} in "
-                "text_config; transformers reads the latter; supported: equal values, or only one"
+                "text_config; transformers reads the latter; supported: one of them, or both equal"
             )
     tied = bool(fields.get("tie_word_embeddings"))
     if text.get("tie_word_embeddings") not in (None, tied):

@@ -56,7 +56,7 @@ def choose_attention(
     dtype: torch.dtype,
     deterministic: bool,
 ) -> str:
-    """Return the attention backend's name; raises ConfigError if the one that is set cannot run."""
+    """Return the attention backend's name; raise ConfigError if the one that is set cannot run."""
     if setting == "auto":
         if device.type == "cpu":
             return "torch"
@@ -80,7 +80,7 @@ def attention_factory(name: str, attend: Function, steady: bool) -> Factory:
 
     Args:
         name: one of `NAMES`.
-        attend: the reference of `extend_attention`, or its form in C.
+        attend: `extend_attention`'s reference, or its C version.
         steady: a row's bits must not depend on other rows.
     """
     if name == "triton":
@@ -136,8 +136,8 @@ def _why_not_fa4(model: DecoderConfig, device: torch.device, dtype: torch.dtype)
     group = model.num_heads // model.num_kv_heads
     if model.head_dim not in FA4_HEADS or group not in FA4_GROUPS:
         return (
-            f"head_dim is {model.head_dim}, and {group} heads share a KV head; supported: "
-            f"{', '.join(map(str, FA4_HEADS))}, and {', '.join(map(str, FA4_GROUPS))}"
+            f"head_dim is {model.head_dim}, and {group} heads share a KV head; supported: head_dim "
+            f"{', '.join(map(str, FA4_HEADS))}, and {', '.join(map(str, FA4_GROUPS))} heads"
         )
     return hopper.why_not("attention", model.head_dim, group)
 

@@ -84,7 +84,7 @@ class HopperPass:
         if len(out):
             tensors = [x.unsqueeze(0) for x in (q, k, v, out)]
             blocks = *(x[None, None] for x in lists), *(None,) * 4
-            # No log-sum-exps; no lengths, pages, windows and sinks.
+            # Each None is an unused argument: log-sum-exps, lengths, pages, windows, sinks.
             rule = *(None,) * 8, blocks, ((numbers,), None), None, None
             self.backend.kernel(*tensors, None, config.attention_scale, *rule)
         return out

@@ -84,7 +84,7 @@ class Peers:
             raise self.cause() from error
 
     def cause(self) -> ConfigError | DeviceLost:
-        """Return the error of the rank that ended first; wait for one up to CAUSE_SECONDS."""
+        """Wait up to CAUSE_SECONDS for a rank to end; return the error of the first that ended."""
         self._ended.wait(CAUSE_SECONDS)
         return self._cause or DeviceLost("the ranks cannot reach each other")
 
