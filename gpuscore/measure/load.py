@@ -8,6 +8,7 @@ encoded before the run, and answers are checked after it.
 
 import asyncio
 import gc
+import signal
 import ssl
 import time
 from collections.abc import Coroutine, Sequence
@@ -127,7 +128,9 @@ class LoadGenerator:
         return self._run(self._open_loop(offsets.tolist()))
 
     def _run(self, loop: Coroutine[Any, Any, None]) -> Record:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a destructor would lose it
         gc.collect()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         gc.disable()
         cpu = time.process_time()
         try:
