@@ -118,7 +118,7 @@ def test_a_hangup_reads_the_keys_again(tmp_path):
     keys, log = tmp_path / "keys", tmp_path / "log"
     keys.write_text(ALICE)
     with log.open("wb") as errors, open("/dev/full", "wb") as full:
-        flags = ("--api-key-file", str(keys))
+        flags = ("--api-key-file", str(keys), "--compile", "off")  # slow
         with server(*flags, stdout=full, stderr=errors, fork=True) as running:
             hang_up(running.process)
             assert (status(running, ALICE), status(running, BOB)) == (200, 401)

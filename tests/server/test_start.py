@@ -124,7 +124,7 @@ def test_a_start_and_a_stop_on_a_terminal():
 
 
 def test_a_stop_says_what_it_waits_for():
-    flags = ("--no-log-requests", "--request-timeout", "55")
+    flags = ("--no-log-requests", "--request-timeout", "55", "--compile", "off")  # slow
     with (
         serving("demo", *SMALL, *flags) as server,
         connected(server) as client,
